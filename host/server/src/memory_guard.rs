@@ -25,8 +25,11 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-/// Time between two readings.
-const INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two readings, at least and at most.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+/// No process fills memory faster than this many bytes a second. While more is free, readings come less often: one takes
+/// half a millisecond.
+const FASTEST_FILL: u64 = 8 << 30;
 /// How long a request waits for memory.
 const HOLD_TIME: Duration = Duration::from_secs(2);
 /// Requests that may wait; more get 503 at once.
@@ -259,11 +262,13 @@ impl Shared {
         }
     }
 
-    /// Reads the pressure and publishes it. A failed reading, e.g. for lack of a descriptor, changes nothing.
-    fn measure(&self) -> MemoryPressure {
+    /// Reads the pressure and publishes it. A failed reading, e.g. for lack of a descriptor, changes nothing. Returns the
+    /// pressure and the time until the next reading.
+    fn measure(&self) -> (MemoryPressure, Duration) {
         let before = *self.pressure.borrow();
         let reading = self.config.files.read();
         let pressure = reading.map_or(before, |reading| reading.pressure(self.reserve));
+        let free = reading.map_or(0, |reading| reading.free);
         if pressure > before {
             tracing::warn!(?pressure, reserve = self.reserve, "memory is short");
         } else if pressure < before {
@@ -271,7 +276,7 @@ impl Shared {
         }
         self.pressure.send_replace(pressure);
         self.lock().fresh = true;
-        pressure
+        (pressure, interval(free, self.reserve))
     }
 
     /// Notes the arrival of a request, and wakes the thread if it sleeps.
@@ -296,7 +301,7 @@ impl Shared {
     fn run(&self, models: &ModelPool) {
         loop {
             let before = *self.pressure.borrow();
-            let pressure = self.measure();
+            let (pressure, interval) = self.measure();
             for engine in models.engines() {
                 // If the command queue is full, the engine gets the pressure at the next reading.
                 let _ = engine.set_memory_pressure(pressure);
@@ -309,7 +314,7 @@ impl Shared {
                 MemoryPressure::Hold | MemoryPressure::SwapOut => {}
             }
             let risen = pressure > before;
-            if !self.wait_for_reading(risen) {
+            if !self.wait_for_reading(interval, risen) {
                 return;
             }
             if risen {
@@ -319,11 +324,11 @@ impl Shared {
         }
     }
 
-    /// Waits for the next reading: for the interval, and then until a request arrives if the server is idle, unless the
+    /// Waits for the next reading: for `interval`, and then until a request arrives if the server is idle, unless the
     /// pressure has `risen`. So requests that come one after another share a reading. False if the guard is dropped.
-    fn wait_for_reading(&self, risen: bool) -> bool {
+    fn wait_for_reading(&self, interval: Duration, risen: bool) -> bool {
         let is_kept = |thread: &mut ThreadState| !thread.stopped;
-        let waited = self.work.wait_timeout_while(self.lock(), INTERVAL, is_kept);
+        let waited = self.work.wait_timeout_while(self.lock(), interval, is_kept);
         let mut thread = waited.unwrap_or_else(PoisonError::into_inner).0;
         // With the lock, so that a request that starts now either counts or finds the thread asleep.
         let idle = self.running.load(Ordering::Relaxed) == 0 && self.waiting().is_empty();
@@ -340,6 +345,14 @@ impl Shared {
         thread.arrived = false;
         !thread.stopped
     }
+}
+
+/// The time until the next reading: in less, the memory that is `free` cannot shrink to twice the `reserve`, below which
+/// requests feel the pressure.
+fn interval(free: u64, reserve: u64) -> Duration {
+    let spare = free.saturating_sub(reserve.saturating_mul(2));
+    let [least, most] = INTERVALS;
+    Duration::from_secs_f64(spare as f64 / FASTEST_FILL as f64).clamp(least, most)
 }
 
 #[cfg(test)]
@@ -515,6 +528,16 @@ mod tests {
         reached(&guard, MemoryPressure::None).await;
         drop(first);
         wait_until_asleep(&guard);
+    }
+
+    #[test]
+    fn readings_come_often_only_as_memory_gets_short() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(interval(0, GIB), INTERVALS[0]);
+        assert_eq!(interval(2 * GIB + (GIB >> 1), GIB), INTERVALS[0]);
+        assert_eq!(interval(6 * GIB, GIB), Duration::from_millis(500));
+        assert_eq!(interval(u64::MAX, GIB), INTERVALS[1]);
+        assert_eq!(interval(u64::MAX, u64::MAX), INTERVALS[0]);
     }
 
     #[test]
