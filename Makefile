@@ -196,7 +196,7 @@ soak: check-install plugins test-device
 	  $(SOAK) --test deploy_crash_safety --test random_calls; \
 	  $(SOAK) --test deployments -- --ignored jobs::; \
 	  $(SOAK) --test bench_all -- --ignored; \
-	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture; \
+	  CORRAL_MUTANTS=$$((10000 * CORRAL_MINUTES / 60)) $(SOAK) --test broken_models -- --ignored --nocapture --test-threads=1; \
 	  tests/clients/setup.sh >/dev/null; CORRAL_AGENTS=$$(tests/clients/agents/setup.sh); export CORRAL_AGENTS; \
 	  $(SOAK) --test agents -- --ignored --nocapture; \
 	  MALLOC_TRIM_THRESHOLD_=0 MALLOC_MMAP_THRESHOLD_=65536 $(SOAK) --test soak -- --ignored --nocapture

@@ -18,10 +18,10 @@ const F32: u32 = 6;
 const STRING: u32 = 8;
 /// Random mutants of a normal run; `CORRAL_MUTANTS` sets those of the ignored one.
 const MUTANTS: usize = 24;
-const SOAK_MUTANTS: usize = 10_000;
-/// Mutants of each companion in a normal run. The ignored one has one for this many models.
+const SOAK_MUTANTS: u64 = 10_000;
+/// Mutants of each companion in a normal run. The ignored test has one for this many models.
 const COMPANION_MUTANTS: u64 = 3;
-const MODELS_PER_COMPANION: u64 = 20;
+const MODELS_PER_COMPANION: usize = 20;
 /// Models of one server.
 const BATCH: usize = 40;
 
@@ -316,34 +316,54 @@ fn projectors_that_abort_llama_cpp_are_refused() {
     }
 }
 
-#[test]
-#[ignore = "takes minutes for each thousand: make soak; CORRAL_MUTANTS and CORRAL_SEED choose"]
-fn many_random_mutants_leave_server_running() {
-    let number = |name: &str, otherwise: usize| {
+/// The seeds of the ignored tests: `CORRAL_MUTANTS` of them, from `CORRAL_SEED` on.
+fn many_seeds() -> std::ops::Range<u64> {
+    let number = |name: &str, otherwise: u64| {
         let text = std::env::var(name).ok();
         text.map_or(otherwise, |text| text.parse().expect("a number"))
     };
-    let first = number("CORRAL_SEED", 1_000_000) as u64;
-    let count = number("CORRAL_MUTANTS", SOAK_MUTANTS) as u64;
-    let (mut usable, mut refused) = (0, 0);
-    let seeds = Vec::from_iter(first..first + count);
-    for seeds in seeds.chunks(BATCH) {
-        let mutants: Vec<_> = seeds.iter().copied().map(Mutant::random).collect();
-        for status in ask_all(&mutants) {
+    let first = number("CORRAL_SEED", 1_000_000);
+    first..first + number("CORRAL_MUTANTS", SOAK_MUTANTS)
+}
+
+/// Counts the responses of usable and of refused mutants.
+#[derive(Default)]
+struct Outcomes {
+    usable: usize,
+    refused: usize,
+}
+
+impl Outcomes {
+    fn add(&mut self, statuses: impl IntoIterator<Item = u16>) {
+        for status in statuses {
             match status {
-                200 => usable += 1,
-                _ => refused += 1,
+                200 => self.usable += 1,
+                _ => self.refused += 1,
             }
         }
-        println!(
-            "{} of {count}: {usable} usable, {refused} refused",
-            usable + refused
-        );
+        println!("{} usable, {} refused", self.usable, self.refused);
     }
-    let seeds = Vec::from_iter(first..first + count / MODELS_PER_COMPANION);
+}
+
+#[test]
+#[ignore = "takes minutes for each thousand: make soak; CORRAL_MUTANTS and CORRAL_SEED choose"]
+fn many_random_mutants_leave_server_running() {
+    let mut outcomes = Outcomes::default();
+    for seeds in Vec::from_iter(many_seeds()).chunks(BATCH) {
+        let mutants: Vec<_> = seeds.iter().copied().map(Mutant::random).collect();
+        outcomes.add(ask_all(&mutants));
+    }
+}
+
+#[test]
+#[ignore = "takes minutes for each thousand: make soak; CORRAL_MUTANTS and CORRAL_SEED choose"]
+fn many_random_companions_leave_server_running() {
+    let mut outcomes = Outcomes::default();
+    let seeds = Vec::from_iter(many_seeds().step_by(MODELS_PER_COMPANION));
     for seeds in seeds.chunks(BATCH / companions().len()) {
         let mutants: Vec<_> = seeds.iter().copied().flat_map(random_companions).collect();
-        ask_with_companions(&mutants);
+        let responses = ask_with_companions(&mutants);
+        outcomes.add(responses.iter().map(|response| response.status));
     }
 }
 
