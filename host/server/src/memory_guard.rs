@@ -27,7 +27,7 @@ use tokio::time::timeout;
 
 /// Time between two readings, at least and at most.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
-/// No process fills memory faster than this many bytes a second. While more is free, readings come less often: one takes
+/// Bytes a second at which memory is assumed to fill at most. Readings come less often while much is free, since one takes
 /// half a millisecond.
 const FASTEST_FILL: u64 = 8 << 30;
 /// How long a request waits for memory.
@@ -254,11 +254,12 @@ impl Shared {
     /// Waits for a permit. `None` if requests are refused.
     async fn wait_to_start(self: &Arc<Self>) -> Option<MemoryPermit> {
         loop {
-            self.start.notified().await;
+            // Also before the first wait: a reading may have come before this request counted as waiting.
             let permit = self.try_start();
             if permit.is_some() || self.refuses() {
                 return permit;
             }
+            self.start.notified().await;
         }
     }
 
@@ -276,7 +277,12 @@ impl Shared {
         }
         self.pressure.send_replace(pressure);
         self.lock().fresh = true;
-        (pressure, interval(free, self.reserve))
+        // Only some of the waiting requests start after each reading.
+        let interval = match self.waiting().is_empty() {
+            true => interval(free, self.reserve),
+            false => INTERVALS[0],
+        };
+        (pressure, interval)
     }
 
     /// Notes the arrival of a request, and wakes the thread if it sleeps.
@@ -347,8 +353,8 @@ impl Shared {
     }
 }
 
-/// The time until the next reading: in less, the memory that is `free` cannot shrink to twice the `reserve`, below which
-/// requests feel the pressure.
+/// The time until the next reading if no request waits: as long as `free` bytes take at least to shrink to twice the
+/// `reserve`. There is no pressure above that.
 fn interval(free: u64, reserve: u64) -> Duration {
     let spare = free.saturating_sub(reserve.saturating_mul(2));
     let [least, most] = INTERVALS;
@@ -528,6 +534,17 @@ mod tests {
         reached(&guard, MemoryPressure::None).await;
         drop(first);
         wait_until_asleep(&guard);
+    }
+
+    #[test]
+    fn readings_come_often_while_requests_wait() {
+        let dir = tempfile::tempdir().expect("a directory");
+        write(dir.path(), 9 << 20);
+        let guard = guard(dir.path(), LONG);
+        let held = HeldRequest::take(&guard.shared, None);
+        assert_eq!(guard.shared.measure().1, INTERVALS[0]);
+        drop(held);
+        assert_eq!(guard.shared.measure().1, INTERVALS[1]);
     }
 
     #[test]
