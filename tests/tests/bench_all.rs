@@ -45,8 +45,8 @@ fn every_target_has_a_figure() {
         ],
     );
     let found = object("all", &ended);
-    for part in found["benches"].as_array().expect("benches") {
-        assert!(part["problem"].is_null(), "{part}");
+    for bench in found["benches"].as_array().expect("benches") {
+        assert!(bench["problem"].is_null(), "{bench}");
     }
     let targets = found["targets"].as_array().expect("targets");
     let without: Vec<_> = targets
