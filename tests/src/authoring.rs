@@ -31,8 +31,8 @@ pub fn deploy_shout(project: &Path) -> Corral {
     server
 }
 
-/// Deploys the project `parts`, a plugin that tries the SDK of a language, and checks what it has in every language, and more
-/// answers, as name, body and end of the answer, and errors, as name, body, status and code. Returns the server.
+/// Deploys the project `parts`, a plugin that tries the SDK of a language. Checks what it does in every language, and besides
+/// that `answers` (name, body, end of the answer) and `errors` (name, body, status, code). Returns the server.
 pub fn check_parts(
     project: &Path,
     answers: &[[&str; 3]],

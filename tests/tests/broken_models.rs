@@ -16,11 +16,13 @@ const HEADER: usize = 10_174;
 const U32: u32 = 4;
 const F32: u32 = 6;
 const STRING: u32 = 8;
-/// Random mutants of a normal run; `CORRAL_MUTANTS` sets those of the ignored one.
+/// Random mutants of a normal run.
 const MUTANTS: usize = 24;
+/// Random mutants of the ignored tests, unless `CORRAL_MUTANTS` is set.
 const SOAK_MUTANTS: u64 = 10_000;
-/// Mutants of each companion in a normal run. The ignored test has one for this many models.
+/// Mutants of each companion in a normal run.
 const COMPANION_MUTANTS: u64 = 3;
+/// The ignored test mutates each companion once for this many seeds.
 const MODELS_PER_COMPANION: usize = 20;
 /// Models of one server.
 const BATCH: usize = 40;

@@ -1,5 +1,5 @@
-//! Pictures and audio in sequences: decodes a file, encodes its contents, and keeps their embeddings. `Image` and names with
-//! it mean a picture or audio, as the WIT resource `image` does.
+//! Pictures and audio in sequences: decodes a file, encodes its contents, and keeps their embeddings. In names, *image* means
+//! a picture or audio, as in the WIT.
 //!
 //! - [`decoder`] decodes files in a child process: [`picture`] those of pictures, [`audio`] WAV.
 //! - [`encoder`] is a thread that does this and encodes, one file after another, so that no step waits for either.

@@ -1,4 +1,4 @@
-//! Components of core modules, which C compilers and Debian's Rust make.
+//! Encodes core modules as components: C compilers and Debian's Rust make only core modules.
 //!
 //! Generated bindings store the world in custom sections of the module. Wasmtime's reactor adapter provides the functions of WASI
 //! 0.1 on top of WASI 0.2.

@@ -62,7 +62,7 @@ pub(crate) struct AllArgs {
 struct Programs {
     /// This program.
     bench: PathBuf,
-    /// Beside it: serves, and puts load on peers.
+    /// The program `corral` in the same directory. It serves, and puts load on peers.
     corral: PathBuf,
 }
 
