@@ -1,6 +1,6 @@
-//! Fields of requests that the `openai` plugin ignores: named and counted. Its own tests have strict deployments.
+//! Fields of requests that the `openai` plugin ignores: named, counted, or refused by a strict deployment.
 
-use corral_tests::{Connection, Corral, HttpVersion, block_on};
+use corral_tests::{Connection, Corral, HttpVersion, artifacts, block_on, scratch_dir};
 use serde_json::json;
 
 const COUNTER: &str = "corral_deployment_responses_with_ignored_members_total";
@@ -42,6 +42,32 @@ fn ignored_fields_are_named_and_counted() {
     assert_eq!(found, 3.0);
     let found = metrics.get(&format!("{COUNTER}{{deployment=\"/generate\"}}"));
     assert_eq!(found, 0.0);
+}
+
+#[test]
+fn strict_deployment_refuses_unknown_fields() {
+    let corral = Corral::start_with_store(&[]);
+    let manifest = scratch_dir().join("strict.toml");
+    let text = format!(
+        "name = 'strict'\ncomponent = {:?}\nroutes = ['/v1']\nerror-format = 'openai'\n\
+         [configuration]\nstrict = 'true'\n",
+        artifacts::plugin("openai")
+    );
+    std::fs::write(&manifest, text).expect("written");
+    corral.cli_output(&["deploy", manifest.to_str().expect("a path in UTF-8")]);
+    let answer = corral.post("/v1/chat/completions", request(&json!({})));
+    assert_eq!(
+        answer.status, 200,
+        "hints are no unknown fields: {answer:?}"
+    );
+    for (field, code) in [("mood", "unknown-field"), ("verbosity", "unsupported")] {
+        let answer = corral.post("/v1/chat/completions", request(&json!({field: "x"})));
+        let error = &answer.json()["error"];
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert_eq!(error["param"], field);
+        assert_eq!(error["code"], code);
+        assert_eq!(answer.header("x-corral-ignored"), None);
+    }
 }
 
 #[test]
