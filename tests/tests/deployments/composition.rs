@@ -7,6 +7,23 @@ use corral_tests::linked_components::post;
 use corral_tests::{Corral, artifacts, run_plugin, scratch_dir};
 use serde_json::{Value, json};
 
+/// A component with `depth` nested component types.
+fn deep_types(depth: usize) -> Vec<u8> {
+    let number = |mut n: usize| {
+        let mut bytes = Vec::new();
+        while n > 127 {
+            bytes.push((n & 127) as u8 | 128);
+            n >>= 7;
+        }
+        bytes.push(n as u8);
+        bytes
+    };
+    // One type: a component with one type, and so on.
+    let types = [&[1], &*[0x41, 1, 1].repeat(depth - 1), &[0x41, 0]].concat();
+    let head = b"\0asm\x0d\0\x01\0\x07".to_vec();
+    [head, number(types.len()), types].concat()
+}
+
 /// A manifest for `/NAME` with a secret in its environment.
 fn linked(name: &str, handler: &str, links: Value) -> Value {
     let configuration = json!({"SECRET": "of the handler"});
@@ -142,6 +159,37 @@ fn misfit_linked_components_say_why() {
     let no_digest = linked("a", handler, json!({"templating": "a file"}));
     assert_eq!(try_deploy(&corral, &no_digest).status, 400);
     corral.get("/a").problem(404, "no-route");
+    corral.check_alive();
+}
+
+#[test]
+fn too_deep_types_are_refused() {
+    let corral = Corral::start_with_store(&[]);
+    let handler = upload(&corral, &component("handler"));
+    let template = upload(&corral, &component("templates"));
+    let deep = upload(&corral, &deep_types(100_000));
+    corral.with_neighbors(|| {
+        for (component, links, at_fault) in [
+            (&deep, json!({}), "a"),
+            (
+                &handler,
+                json!({"templating": deep}),
+                "a (linked component 'templating')",
+            ),
+            (
+                &handler,
+                json!({"templating": template, "sampling": {"x": deep}}),
+                "a (linked component 'sampling.x')",
+            ),
+        ] {
+            let answer = try_deploy(&corral, &linked("a", component, links));
+            let detail = answer.problem(422, "does-not-compile");
+            let expected = format!(
+                "the plugin {at_fault} cannot be compiled: component type nesting is too deep"
+            );
+            assert!(detail.contains(&expected), "{detail}");
+        }
+    });
     corral.check_alive();
 }
 
