@@ -7,7 +7,7 @@ use bytes::Bytes;
 use corral_runtime::{Body, CallError, CallOptions, Limits, Plugin};
 use http_body_util::{BodyExt, Empty};
 use std::time::{Duration, Instant};
-use support::{command, counter, http_2, http_3, idle, load, runtime};
+use support::{blocked_command, command, counter, http_2, http_3, idle, load, runtime};
 
 const GOOD: &str = "(call $respond) (call $say) (call $finish)";
 const SPIN: &str = "(loop (br 0))";
@@ -141,4 +141,41 @@ async fn commands_run_and_exit() {
         }
     }
     idle(&runtime).await;
+}
+
+#[tokio::test]
+async fn blocked_composition_leaves_stacks_for_others() {
+    const STACKS: &str = "corral_plugin_stacks";
+    let runtime = runtime(64);
+    let limits = Limits {
+        waiting_calls: 0,
+        ..Limits::default()
+    };
+    let blocked = load(&runtime, blocked_command(40), limits.clone()).await;
+    let good = load(&runtime, command("0.3.0", "(i32.const 0)"), limits.clone()).await;
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        let blocked = blocked.clone();
+        calls.spawn(async move { blocked.run(&[]).await });
+    }
+    // Each takes 11 of the 56 permits that the deployment may hold.
+    for _ in 0..64 - 5 {
+        let refused = calls.join_next().await.unwrap().unwrap().unwrap_err();
+        assert_eq!((refused.status(), refused.code()), (503, "busy"));
+    }
+    let blocked = async {
+        while counter(&runtime, STACKS, None) < 5.0 * 41.0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let all = tokio::time::timeout(Duration::from_secs(60), blocked).await;
+    all.expect("all parts block");
+    for _ in 0..100 {
+        assert!(good.run(&[]).await.unwrap().success());
+    }
+    let stacks = counter(&runtime, STACKS, None);
+    assert!(stacks <= 5.0 * 43.0, "{stacks} stacks");
+    calls.shutdown().await;
+    idle(&runtime).await;
+    assert_eq!(counter(&runtime, STACKS, None), 0.0);
 }

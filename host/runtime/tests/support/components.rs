@@ -227,7 +227,16 @@ fn blocked(parts: usize, rest: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
-/// A `wasi:http/handler@0.3` that calls `parts` components through their caller, each blocked in a wait of an hour.
+/// A command of WASI 0.3 composed of `parts` components and their caller, each blocked in a wait of an hour.
+pub fn blocked_command(parts: usize) -> Vec<u8> {
+    blocked(
+        parts,
+        r#"(instance $command (export "run" (func $run)))
+        (export "wasi:cli/run@0.3.0" (instance $command))"#,
+    )
+}
+
+/// A `wasi:http/handler@0.3` that calls such a command.
 pub fn blocked_handler(parts: usize) -> Vec<u8> {
     let types = format!(
         r#"(export "request" (type (sub resource)))

@@ -4,7 +4,7 @@
 
 mod components;
 
-pub use components::{command, http_2, http_3};
+pub use components::{blocked_command, command, http_2, http_3};
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
 
