@@ -165,7 +165,7 @@ fn misfit_linked_components_say_why() {
 #[test]
 fn too_deep_types_are_refused() {
     let corral = Corral::start_with_store(&[]);
-    let handler = upload(&corral, &component("handler"));
+    let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("templates"));
     let deep = upload(&corral, &deep_types(100_000));
     corral.with_neighbors(|| {

@@ -59,6 +59,19 @@ fn blocking_guests_are_right_under_load() {
     assert_eq!(metrics.get(CANCELLED), 0.0);
 }
 
+/// A loop over blocking calls computes as many tokens as an async one.
+#[test]
+fn guest_loop_computes_each_token_once() {
+    let corral = start(&[]);
+    for sum in RELIABLE_SUMS {
+        let decoded = corral.computed_tokens(|| {
+            assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
+        });
+        let tokens = sum.question().len() + sum.answer().len();
+        assert_eq!(decoded, tokens as f64);
+    }
+}
+
 #[test]
 fn embeddings_match_those_of_async_plugins() {
     let corral = start(&[]);

@@ -374,7 +374,10 @@ mod tests {
                 format!("{head}routes = ['/a']\njobs = {{ backoff-seconds = 3601 }}"),
                 "give at most 3600",
             ),
-            (cron("schedule = '0 3 * *', path = '/a'"), "cron.0.schedule"),
+            (
+                cron("schedule = '0 3 * *', path = '/a'"),
+                "'0 3 * *' is not a schedule",
+            ),
             (
                 cron("schedule = '0 3 * * *', path = '/a', time-zone = 'Mars/Base'"),
                 "'Mars/Base' is not a time zone",
