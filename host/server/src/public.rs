@@ -29,8 +29,8 @@ const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
 /// `Retry-After` of a deployment that is being compiled, which takes seconds while developing.
 const COMPILING_RETRY: Duration = Duration::from_secs(1);
 
-/// The header in which a plugin names members of the request that it ignored.
-pub(crate) const IGNORED_MEMBERS: HeaderName = HeaderName::from_static("x-corral-ignored");
+/// The header in which a plugin names fields of the request that it ignored.
+pub(crate) const IGNORED_FIELDS: HeaderName = HeaderName::from_static("x-corral-ignored");
 
 /// Answers one request; errors become problems.
 pub(crate) async fn answer(
@@ -262,7 +262,7 @@ async fn route(
                 response = Box::pin(explained).await?;
             }
             policy.cors.remove_plugin_headers(response.headers_mut());
-            if response.headers().contains_key(IGNORED_MEMBERS) {
+            if response.headers().contains_key(IGNORED_FIELDS) {
                 deployment.context.deployment.count_ignored_members();
             }
             Ok(response)
