@@ -8,8 +8,8 @@
 # it names into the crate, so that `corral deploy examples/chat` finds them. The compiler is
 #   - the one in PATH, if it has the target or rustup can add it;
 #   - otherwise Debian's, which builds std from source (-Zbuild-std).
-# Each compiler has its own target directory in $CORRAL_CACHE/build (default: ~/.cache/corral/build), and
-# neither sees flags for native code.
+# Each checkout and each compiler has its own target directory in $CORRAL_CACHE/build (default: ~/.cache/corral/build),
+# and neither compiler sees flags for native code.
 set -euo pipefail
 
 readonly target=wasm32-wasip1
@@ -28,7 +28,11 @@ cd "$(dirname "$0")/.."
 source host/apt.sh
 # Not the host's directory of compiled plugins: wasmtime removes unknown files there.
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/build
-mkdir -p "$cache"
+# In a common directory cargo would take the crates of two checkouts for the same ones, and not compile files that are
+# older than the other checkout's build.
+build=$cache/$(pwd | cksum | cut -d' ' -f1)
+mkdir -p "$build"
+touch "$build"
 
 # Runs a command without the caller's settings for native code or another compiler.
 clean() {
@@ -83,12 +87,12 @@ debian_compiler_works() {
 }
 
 build_with_path_compiler() {
-  clean CARGO_TARGET_DIR="$cache/rustup" \
+  clean CARGO_TARGET_DIR="$build/rustup" \
     cargo build --manifest-path plugins/Cargo.toml --workspace --release --target $target
 }
 
 build_with_debian_compiler() {
-  clean CARGO_TARGET_DIR="$cache/debian" RUSTC_BOOTSTRAP=1 RUSTC=/usr/bin/rustc \
+  clean CARGO_TARGET_DIR="$build/debian" RUSTC_BOOTSTRAP=1 RUSTC=/usr/bin/rustc \
     CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C linker=$(wasm_linker) -C link-self-contained=no -L native=/usr/lib/wasm32-wasi" \
     /usr/bin/cargo build --manifest-path plugins/Cargo.toml --workspace --release \
     --target $target -Zbuild-std=std,panic_abort -Zbuild-std-features=
@@ -99,13 +103,15 @@ if command -v flock >/dev/null; then
   exec 9>"$cache/lock"
   flock 9
 fi
+# Checkouts that built nothing for a month may be gone.
+find "$cache" -mindepth 1 -maxdepth 1 -type d -mtime +30 -exec rm -rf {} +
 
 if path_compiler_works || rustup_adds_target; then
   build_with_path_compiler
-  modules=$cache/rustup/$target/release
+  modules=$build/rustup/$target/release
 elif debian_compiler_works; then
   build_with_debian_compiler
-  modules=$cache/debian/$target/release
+  modules=$build/debian/$target/release
 else
   die "no compiler for $target. Install the targets with 'rustup target add $target $component_target', or on Debian" \
     "the packages $debian_packages (missing there: $(debian_lacks | paste -sd, | sed 's/,/, /g'))"
@@ -127,4 +133,4 @@ for manifest in plugins/*/Cargo.toml examples/*/Cargo.toml tests/plugins/*/Cargo
 done
 # Empty flags override .cargo/config.toml: the tool must run on any machine that uses the cache.
 clean RUSTFLAGS= cargo run --quiet --release --manifest-path plugins/componentize/Cargo.toml \
-  --target-dir "$cache/native" -- "$out" "${components[@]}"
+  --target-dir "$build/native" -- "$out" "${components[@]}"

@@ -111,9 +111,9 @@ impl DeploymentState {
         self.0.counters.request_refused(code);
     }
 
-    /// Counts a response that names members of the request that the plugin ignored.
-    pub fn count_ignored_members(&self) {
-        self.0.counters.ignored_members.increment();
+    /// Counts a response that names fields of the request that the plugin ignored.
+    pub fn count_ignored_fields(&self) {
+        self.0.counters.ignored_fields.increment();
     }
 
     /// Counts a request that the server stopped because of `limit`.

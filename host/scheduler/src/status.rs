@@ -263,6 +263,11 @@ impl Scheduler {
         self.queue.get(id).is_some()
     }
 
+    /// Whether the queue has room for one more request of a tenant.
+    pub fn has_room(&self, now: Time, tenant: Tenant) -> bool {
+        self.queue.check_room(now, tenant).is_ok()
+    }
+
     /// Number of requests in the queue.
     pub fn waiting_count(&self) -> usize {
         self.queue.len()

@@ -263,7 +263,7 @@ async fn route(
             }
             policy.cors.remove_plugin_headers(response.headers_mut());
             if response.headers().contains_key(IGNORED_FIELDS) {
-                deployment.context.deployment.count_ignored_members();
+                deployment.context.deployment.count_ignored_fields();
             }
             Ok(response)
         }

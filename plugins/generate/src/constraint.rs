@@ -83,9 +83,9 @@ mod tests {
     /// A constraint, and the code and text of its error.
     const ERRORS: &str = r#"
 "x" => wrong-type: `constraint` is a string
-{} => not-one-member: has 0 fields
-{"regex": null} => not-one-member: has 0 fields
-{"regex": "a", "lark": "b"} => not-one-member: exactly one of `json_schema`
+{} => not-one-field: has 0 fields
+{"regex": null} => not-one-field: has 0 fields
+{"regex": "a", "lark": "b"} => not-one-field: exactly one of `json_schema`
 {"schema": {}} => unknown-field: `constraint.schema` is unknown; expected `json_schema`
 {"json_schema": "{}"} => wrong-type: `constraint.json_schema` is a string; expected a JSON schema
 {"json_object": {}} => wrong-type: `constraint.json_object` is an object; expected true

@@ -118,8 +118,8 @@ fn defaults_are_those_of_llama_cpp() {
 const ERRORS: &str = r#"
 {} => wrong-type: `samplers` is an object
 ["top_k"] => wrong-type: `samplers[0]` is a string
-[{}] => not-one-member: `samplers[0]` has 0 fields
-[{"top_k": 1}, {"top_k": 1, "top_p": 1}] => not-one-member: `samplers[1]` has 2 fields; expected exactly one of `temperature`
+[{}] => not-one-field: `samplers[0]` has 0 fields
+[{"top_k": 1}, {"top_k": 1, "top_p": 1}] => not-one-field: `samplers[1]` has 2 fields; expected exactly one of `temperature`
 [{"beam": 4}] => unknown-field: `samplers[0].beam` is unknown
 [{"temperature": -1}] => out-of-range: `samplers[0].temperature` is -1; expected a number of at least 0
 [{"temperature": 1e300}] => out-of-range: `samplers[0].temperature`

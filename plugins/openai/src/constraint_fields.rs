@@ -154,7 +154,7 @@ fn structured_outputs(mut fields: Fields) -> Result<Format, Error> {
         (Some(only), true) => Ok(only),
         _ => {
             let text = format!("`structured_outputs` has none or several formats; {why}");
-            let error = Error::bad_request("not-one-member", text);
+            let error = Error::bad_request("not-one-field", text);
             Err(error.with_field("structured_outputs"))
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! `null` counts as absent. An error of a field names its path ([`Error::field`]), such as
 //! `samplers[2].dry.base`. Its code is `wrong-type`, `out-of-range`, `missing-field`,
-//! `unknown-field`, `not-one-member` or `invalid-stop`.
+//! `unknown-field`, `not-one-field` or `invalid-stop`.
 //!
 //! ```
 //! use corral_sdk::fields::{Fields, ZERO_TO_ONE};
@@ -185,7 +185,7 @@ impl Fields {
             _ => {
                 let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
                 Err(Error::bad_request(
-                    "not-one-member",
+                    "not-one-field",
                     format!(
                         "`{}` has {count} fields; expected exactly one of {}",
                         self.path,

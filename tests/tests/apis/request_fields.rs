@@ -3,7 +3,7 @@
 use corral_tests::{Connection, Corral, HttpVersion, artifacts, block_on, scratch_dir};
 use serde_json::json;
 
-const COUNTER: &str = "corral_deployment_responses_with_ignored_members_total";
+const COUNTER: &str = "corral_deployment_responses_with_ignored_fields_total";
 
 fn request(more: &serde_json::Value) -> String {
     let mut body = json!({

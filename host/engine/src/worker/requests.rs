@@ -62,6 +62,10 @@ impl<B: Backend> Worker<B> {
             progress: RequestProgress::default(),
         };
         let now = self.time(Instant::now());
+        if !self.scheduler.has_room(now, caller.tenant) {
+            // Requests that nobody reads any more must not take the places.
+            self.cancel_abandoned();
+        }
         if let Err(error) = self.scheduler.enqueue(now, request) {
             let counter = match error {
                 EnqueueError::DeadlinePassed => &self.metrics.expired,

@@ -125,8 +125,8 @@ counters! {
     response_frames: Counter = "corral_deployment_response_frames_total",
     /// Bytes of plugins' response bodies, by deployment.
     response_bytes: Counter = "corral_deployment_response_bytes_total",
-    /// Responses whose header x-corral-ignored names members of the request that had no effect, by deployment.
-    pub(crate) ignored_members: Counter = "corral_deployment_responses_with_ignored_members_total",
+    /// Responses whose header x-corral-ignored names fields of the request that had no effect, by deployment.
+    pub(crate) ignored_fields: Counter = "corral_deployment_responses_with_ignored_fields_total",
     /// Times a plugin's memory grew beyond its initial size, by deployment.
     pub(crate) memory_growths: Counter = "corral_deployment_memory_growths_total",
     /// Outgoing HTTP requests, refused ones included, by deployment.

@@ -65,7 +65,7 @@ fn head_of_a_stream_names_it_too() {
 }
 
 #[test]
-fn strict_configuration_refuses_unknown_members() {
+fn strict_configuration_refuses_unknown_fields() {
     for (path, body, name) in requests() {
         let request = Request::post(path).with_json(&body);
         let (head, text) = ask_with(

@@ -2,7 +2,9 @@
 
 use super::support::*;
 use crate::metrics::get;
+use crate::worker::Command;
 use crate::{Caller, Error};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -36,6 +38,27 @@ fn deadline_and_queue_time_end_requests() {
     let late = engine.generate_for(with_deadline(Instant::now()), vec![1], limit(1));
     assert_eq!(read(late).1, Err(Error::DeadlineExceeded));
     assert_eq!(get(&engine.end().expired), 6);
+}
+
+#[test]
+fn canceled_requests_do_not_fill_the_queue() {
+    let engine = TestEngine::start();
+    let (holding, held) = sync_channel::<()>(1);
+    let (release, released) = sync_channel::<()>(1);
+    engine.send(Command::Status(Box::new(move |_| {
+        drop(holding.send(()));
+        let _ = released.recv_timeout(Duration::from_secs(60));
+    })));
+    held.recv().unwrap();
+    // All of these commands are received in one turn, before the worker looks for canceled requests.
+    let canceled: Vec<_> = (0..64).map(|_| engine.generate(vec![1], limit(1))).collect();
+    drop(canceled);
+    let next = engine.generate(vec![1], limit(1));
+    drop(release);
+    read_tokens(next, [2]);
+    let metrics = engine.end();
+    assert_eq!(get(&metrics.refused), 0);
+    assert_eq!(get(&metrics.canceled), 64);
 }
 
 #[test]
