@@ -23,7 +23,7 @@ use crate::reader_wake_queue::{WakeQueue, WakeTask};
 use crate::snapshot::{Snapshots, digest_of_parts};
 use crate::split_files::split_files;
 use crate::status::{DroppedPrefixes, EngineStatus, EntryStatus, RequestCounts};
-use crate::worker::{Command, DropPrefixes, NewRequest, NewWork, Prompt, Vocabulary};
+use crate::worker::{Command, DropPrefixes, NewRequest, Prompt, RequestWork, Vocabulary};
 use crate::{
     Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Reply, Token,
 };
@@ -279,7 +279,7 @@ impl Engine {
             continued,
             arrived: Instant::now(),
             permit,
-            work: NewWork::Generate { options, sender },
+            work: RequestWork::Generate { options, sender },
         };
         Ok((request, generation))
     }

@@ -11,7 +11,7 @@ use crate::reply::{Reply, reply};
 use crate::snapshot::{Origin, SnapshotContent};
 use crate::state_format::format_hash;
 use crate::worker::{
-    Command, ExportState, ExportedState, ImportState, NewRequest, NewWork, Prompt,
+    Command, ExportState, ExportedState, ImportState, NewRequest, Prompt, RequestWork,
 };
 use crate::{
     Caller, Distribution, Error, GenerateOptions, Generation, NextTokenRequest, SnapshotError,
@@ -187,7 +187,7 @@ impl Sequence {
             continued: Some(continued),
             arrived: Instant::now(),
             permit,
-            work: NewWork::NextToken { request, sender },
+            work: RequestWork::NextToken { request, sender },
         };
         Ok((request, reply))
     }

@@ -9,11 +9,11 @@ mod constrained;
 mod device_top_k;
 mod draft_model;
 mod external_sampling;
-mod new_work;
 mod next_token;
 mod overlap;
 mod prefix_files;
 mod prompt;
+mod request_work;
 mod requests;
 mod sampling;
 mod sampling_budget;
@@ -22,9 +22,9 @@ mod step_metrics;
 mod step_output;
 mod swap;
 
-pub use new_work::NewWork;
 pub use prefix_files::PrefixFiles;
 pub use prompt::Prompt;
+pub use request_work::RequestWork;
 pub use swap::{ExportState, ExportedState, ImportState, MAX_COMPACTION_BYTES, Swap};
 
 use crate::backend::{Backend, TokenInput};
@@ -110,7 +110,7 @@ pub struct NewRequest {
     pub arrived: Instant,
     /// Bounds the number of requests; held until the request ends.
     pub permit: RequestPermit,
-    pub work: NewWork,
+    pub work: RequestWork,
 }
 
 /// What the worker needs of a model's vocabulary.

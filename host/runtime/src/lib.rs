@@ -42,7 +42,7 @@ mod epoch_ticker;
 mod folders;
 mod framed_bodies;
 mod free_cpu_time;
-mod handles;
+mod held_resources;
 mod host;
 mod http_bytes;
 mod idle_instances;

@@ -15,7 +15,7 @@ use crate::deployment_lookup::{DeploymentGrants, MessageGrants};
 use crate::deployment_snapshots::DeploymentSnapshots;
 use crate::folders::{FolderAccess, OpenFiles};
 use crate::framed_bodies::FramedBodies;
-use crate::handles::Handles;
+use crate::held_resources::Handles;
 use crate::http_bytes;
 use crate::key_values::KeyValues;
 use crate::logs::LogLevel;

@@ -2,7 +2,7 @@
 
 use crate::deployments::{Deployments, WeakDeployments};
 use crate::problem::{ErrorFormat, Problem};
-use crate::public::unavailable;
+use crate::public_requests::unavailable;
 use crate::triggers::attempt::HOST_HEADERS;
 use crate::triggers::messages;
 use corral_runtime::{

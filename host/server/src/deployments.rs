@@ -9,9 +9,9 @@
 pub mod artifact;
 mod bounded_number;
 mod capacity;
-mod change;
 mod change_error;
 mod cluster;
+mod deployment_change;
 mod deployment_context;
 mod deployment_store;
 mod deployment_table;

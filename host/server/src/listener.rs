@@ -7,13 +7,13 @@
 mod address_limiter;
 mod byte_stream;
 mod connection;
+mod connection_streams;
 mod header_timer;
 mod http_version;
 mod log_interval;
 mod reserved_files;
 mod response_body;
 mod socket;
-mod streams;
 mod unsent_bytes;
 
 use crate::http_counters::{HttpCounters, TerminationReason};

@@ -13,7 +13,7 @@ use crate::liveness;
 use crate::memory_guard::{MemoryGuard, MemoryGuardConfig};
 use crate::process_metrics;
 use crate::proxy_headers::TrustedProxies;
-use crate::public;
+use crate::public_requests;
 use crate::request_id::RequestIdGenerator;
 use crate::response_policy::StartingRoutes;
 use crate::server_sockets::{AdminSocket, ServerSockets, UNIX, on_loopback};
@@ -161,7 +161,7 @@ impl Server {
                 uses_reserved_files: false,
                 inherited: sockets.public_inherited,
             },
-            move |request| public::answer(public_state.clone(), request),
+            move |request| public_requests::answer(public_state.clone(), request),
         );
         let guard = AdminGuard::new(sockets.token, exposure);
         let admin_state = Arc::new(AdminState::new(

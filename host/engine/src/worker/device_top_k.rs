@@ -7,7 +7,7 @@
 //! Optional, and not yet measured on a GPU. The worker handles [`Logits::TopK`] here only, except that
 //! `ConstrainedSampler::sample` restores the sampler chain after a miss.
 
-use super::NewWork;
+use super::RequestWork;
 use super::step_output::SampleError;
 use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
 use crate::{GenerateOptions, Token};
@@ -15,10 +15,10 @@ use corral_sampling::{Logits, Scratch, TopKMiss, TopLogits};
 use corral_scheduler::LogitsKind;
 
 /// The logits that a request needs if the device selects `top_k` of them.
-pub(super) fn logits_kind(work: &NewWork, top_k: Option<u32>) -> LogitsKind {
+pub(super) fn logits_kind(work: &RequestWork, top_k: Option<u32>) -> LogitsKind {
     let suffices = |k| match work {
-        NewWork::Generate { options, .. } => generation_fits(options, k),
-        NewWork::NextToken { request, .. } => next_token_fits(request, k),
+        RequestWork::Generate { options, .. } => generation_fits(options, k),
+        RequestWork::NextToken { request, .. } => next_token_fits(request, k),
     };
     match top_k.is_some_and(suffices) {
         true => LogitsKind::TopK,

@@ -2,7 +2,8 @@
 
 use super::device_top_k;
 use super::{
-    ActiveRequest, ActiveWork, GenerationState, NewRequest, NewWork, Prompt, RequestTimes, Worker,
+    ActiveRequest, ActiveWork, GenerationState, NewRequest, Prompt, RequestTimes, RequestWork,
+    Worker,
 };
 use crate::Error;
 use crate::backend::Backend;
@@ -79,8 +80,8 @@ impl<B: Backend> Worker<B> {
         }
         let mut observer = None;
         let work = match work {
-            NewWork::NextToken { request, sender } => ActiveWork::NextToken { request, sender },
-            NewWork::Generate {
+            RequestWork::NextToken { request, sender } => ActiveWork::NextToken { request, sender },
+            RequestWork::Generate {
                 mut options,
                 sender,
             } => {

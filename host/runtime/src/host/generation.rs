@@ -9,7 +9,7 @@ use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, Toke
 use super::counted_sequence::{SharedSequence, lock};
 use super::wit;
 use crate::counters::DeploymentCounters;
-use crate::handles::RunningGeneration;
+use crate::held_resources::RunningGeneration;
 use crate::quota::TokenReservation;
 use crate::state::State;
 use corral_engine::{Error, Generation, GenerationTrace};

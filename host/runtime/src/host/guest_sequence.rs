@@ -3,7 +3,7 @@
 use super::counted_sequence::{CountedSequence, SharedSequence};
 use super::generation::GenerationHandle;
 use super::{HostResult, MAX_TOKENS, take_handle, wit};
-use crate::handles::{DroppedSequence, RunningGeneration};
+use crate::held_resources::{DroppedSequence, RunningGeneration};
 use crate::state::State;
 use crate::use_count::{UseCount, UseGuard};
 use corral_engine::Engine;

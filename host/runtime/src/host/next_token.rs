@@ -8,7 +8,7 @@ use super::counted_sequence::{SharedSequence, lock};
 use super::store_access::StoreAccess;
 use super::{GuestSequence, HostError, HostResult, invalid, wit};
 use crate::counters::DeploymentCounters;
-use crate::handles::Handles;
+use crate::held_resources::Handles;
 use crate::quota::TokenReservation;
 use crate::state::State;
 use crate::use_count::UseGuard;

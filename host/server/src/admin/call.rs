@@ -8,7 +8,7 @@
 use super::audit::AuditedChange;
 use super::{AdminState, same_origin};
 use crate::problem::Problem;
-use crate::public;
+use crate::public_requests;
 use crate::request_log::LoggedBody;
 use crate::running_requests::RequestSource;
 use http::header::{
@@ -69,7 +69,8 @@ pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> Re
     match prepare(state, request) {
         Ok((request, source, permit)) => {
             let server = Arc::clone(&state.server);
-            let response = public::answer_from(server, request, source, Some(permit)).await;
+            let response =
+                public_requests::answer_from(server, request, source, Some(permit)).await;
             audited.end(|line| line.log_status(response.status()));
             contained(response)
         }

@@ -1,11 +1,11 @@
 //! One connection: TLS handshake, protocol detection, requests, and shutdown.
 
 use super::byte_stream::{ByteStream, with_write_timeout};
+use super::connection_streams::{ConnectionActivity, StreamExecutor};
 use super::header_timer::HeaderTimer;
 use super::http_version::{Rewind, detect_http2};
 use super::response_body::ResponseBody;
 use super::socket::{AcceptedStream, Peer};
-use super::streams::{ConnectionActivity, StreamExecutor};
 use super::{FINAL_EVENT_TIME, ListenerConfig};
 use crate::connection_info::ConnectionInfo;
 use crate::http_counters::TerminationReason;

@@ -5,7 +5,7 @@
 //! fails or when the grace period of a shutdown is over. Lines in Ollama's format get a last line, but no
 //! comments. Other responses are cut off, so that a client cannot mistake a partial answer for a complete one.
 
-use super::streams::{RequestGuard, SendBuffer, current_send_buffer};
+use super::connection_streams::{RequestGuard, SendBuffer, current_send_buffer};
 use super::unsent_bytes::UnsentBytes;
 use crate::http_counters::HttpCounters;
 use crate::problem::{Problem, StreamFormat, shown_response_id};
@@ -320,7 +320,7 @@ impl EventBoundary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listener::streams::ConnectionActivity;
+    use crate::listener::connection_streams::ConnectionActivity;
     use crate::problem::ErrorFormat;
     use bytes::Buf;
     use http_body_util::BodyExt;

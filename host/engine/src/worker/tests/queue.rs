@@ -51,7 +51,9 @@ fn canceled_requests_do_not_fill_the_queue() {
     })));
     held.recv().unwrap();
     // All of these commands are received in one turn, before the worker looks for canceled requests.
-    let canceled: Vec<_> = (0..64).map(|_| engine.generate(vec![1], limit(1))).collect();
+    let canceled: Vec<_> = (0..64)
+        .map(|_| engine.generate(vec![1], limit(1)))
+        .collect();
     drop(canceled);
     let next = engine.generate(vec![1], limit(1));
     drop(release);

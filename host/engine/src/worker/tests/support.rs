@@ -13,7 +13,7 @@ use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
 use crate::open_request_limits::RequestPermit;
 use crate::reply::{self, Reply};
 use crate::swap_store::{SwapBudget, SwapStore};
-use crate::worker::{Command, NewRequest, NewWork, PrefixFiles, Swap, Vocabulary, Worker};
+use crate::worker::{Command, NewRequest, PrefixFiles, RequestWork, Swap, Vocabulary, Worker};
 use crate::{Caller, Chunk, Error, GenerateOptions, Token};
 use corral_sampling::Logits;
 use corral_scheduler::{
@@ -441,7 +441,7 @@ impl TestEngine {
         let (sender, generation) = mailbox(self.metrics.clone(), self.waker.clone());
         let request = NewRequest {
             caller,
-            ..new_request(prompt, NewWork::Generate { options, sender })
+            ..new_request(prompt, RequestWork::Generate { options, sender })
         };
         (request, generation)
     }
@@ -457,7 +457,7 @@ impl TestEngine {
             let continued = Some(std::mem::take(retention));
             let (sender, reply) = reply::reply();
             let request = NextTokenRequest::new(part.clone());
-            let work = NewWork::NextToken { request, sender };
+            let work = RequestWork::NextToken { request, sender };
             let request = NewRequest {
                 retention: retention.downgrade(),
                 continued,
@@ -493,7 +493,7 @@ impl TestEngine {
     }
 }
 
-fn new_request(prompt: Vec<Token>, work: NewWork) -> NewRequest {
+fn new_request(prompt: Vec<Token>, work: RequestWork) -> NewRequest {
     NewRequest {
         prompt: prompt.into(),
         caller: Caller::default(),

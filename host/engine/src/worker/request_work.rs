@@ -6,7 +6,7 @@ use crate::next_token::{Distribution, NextTokenRequest};
 use crate::{Error, GenerateOptions, Token, reply};
 
 /// What a request computes.
-pub enum NewWork {
+pub enum RequestWork {
     /// Tokens.
     Generate {
         options: GenerateOptions,
@@ -19,7 +19,7 @@ pub enum NewWork {
     },
 }
 
-impl NewWork {
+impl RequestWork {
     /// Most tokens that the request generates.
     pub(super) fn max_tokens(&self) -> u32 {
         match self {
