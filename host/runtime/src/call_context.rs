@@ -18,7 +18,7 @@ pub(crate) struct CallContext {
     pub(crate) tenant_deployment: Arc<str>,
     pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
     pub(crate) usage: Arc<TokenUsage>,
-    pub(crate) log_origin: LogOrigin,
+    pub(crate) log_origin: Arc<LogOrigin>,
     /// Calls that it is within.
     pub(crate) depth: u8,
     /// Messages in a row that led to it.

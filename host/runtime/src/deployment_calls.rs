@@ -39,7 +39,7 @@ pub(crate) struct DeploymentCaller {
     tenant_deployment: Arc<str>,
     quota_permit: Option<Arc<QuotaPermit>>,
     usage: Arc<TokenUsage>,
-    log_origin: LogOrigin,
+    log_origin: Arc<LogOrigin>,
     depth: u8,
     message_depth: u8,
 }
@@ -55,7 +55,7 @@ impl DeploymentCaller {
             tenant_deployment: Arc::clone(&context.tenant_deployment),
             quota_permit: context.quota_permit.clone(),
             usage: Arc::clone(&context.usage),
-            log_origin: context.log_origin.clone(),
+            log_origin: Arc::clone(&context.log_origin),
             depth: context.depth,
             message_depth: context.message_depth,
         }
@@ -110,7 +110,7 @@ impl DeploymentCaller {
     fn options(&self, quota_permit: Option<Arc<QuotaPermit>>, wait: Duration) -> CallOptions {
         let tenant_name = Some(&self.tenant_name).filter(|name| !name.is_empty());
         CallOptions {
-            id: Some(self.log_origin.call.to_string()),
+            id: Some(Arc::clone(&self.log_origin.call)),
             deadline: self.caller.deadline,
             instance_wait: Some(wait),
             first_token: None,

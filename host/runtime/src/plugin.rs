@@ -102,7 +102,9 @@ struct Inner {
     name: Arc<str>,
     limits: Arc<Limits>,
     deployment: DeploymentState,
-    grants: StoreGrants,
+    grants: Arc<StoreGrants>,
+    /// The owner of the prefixes of calls without an API key.
+    prefix_owner: PrefixOwner,
     environment: Vec<(String, String)>,
     /// Number of the revision, once it has one.
     revision: OnceLock<u64>,
@@ -184,13 +186,17 @@ impl Plugin {
                 Arc::clone(deployment.counters()),
             ))
         });
+        let prefix_owner = match config.limits.share_prefixes {
+            true => PrefixOwner::new("shared", ""),
+            false => PrefixOwner::new("deployment", name),
+        };
         Self(Arc::new(Inner {
             name: name.into(),
             idle,
             admission: deployment.admission(&config.limits, compiled.permits),
             limits: Arc::new(config.limits),
             deployment: deployment.clone(),
-            grants: StoreGrants {
+            grants: Arc::new(StoreGrants {
                 models,
                 snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 key_values,
@@ -214,7 +220,8 @@ impl Plugin {
                 samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(deployment.sampling()),
                 turns: Some(Arc::clone(&shared.turns)),
-            },
+            }),
+            prefix_owner,
             environment: config.environment,
             revision: OnceLock::new(),
             engine: compiled.engine,
@@ -298,7 +305,7 @@ impl Plugin {
     {
         let plugin = &*self.0;
         let trace = options.trace.as_deref().map(CallTrace::id);
-        let (outcome, span, id) = self.begin(options.id.as_deref(), trace);
+        let (outcome, span, id) = self.begin(options.id.clone(), trace);
         let fail = |error| Err(outcome.fail(error));
         let Some(pre) = &plugin.http else {
             return fail(self.missing_export(Roles::HTTP));
@@ -425,7 +432,7 @@ impl Plugin {
     /// Counts a call, and returns its outcome, span and id.
     fn begin(
         &self,
-        id: Option<&str>,
+        id: Option<Arc<str>>,
         trace_id: Option<&str>,
     ) -> (Arc<CallOutcome>, tracing::Span, Arc<str>) {
         let plugin = &*self.0;
@@ -434,8 +441,8 @@ impl Plugin {
         let name = &*plugin.name;
         let (span, id) = match id {
             Some(id) => (
-                tracing::info_span!(target: "corral::plugin", "call", deployment = name, request_id = id, trace_id),
-                id.into(),
+                tracing::info_span!(target: "corral::plugin", "call", deployment = name, request_id = &*id, trace_id),
+                id,
             ),
             None => (
                 tracing::info_span!(target: "corral::plugin", "call", deployment = name, number),
@@ -494,7 +501,7 @@ impl Plugin {
     fn context(&self, call: &Call, options: CallOptions, id: Arc<str>) -> CallContext {
         let plugin = &*self.0;
         let caller = self.caller(call, &options);
-        let log_origin = LogOrigin {
+        let log_origin = Arc::new(LogOrigin {
             logs: Arc::clone(plugin.deployment.logs()),
             deployment: Arc::clone(&plugin.name),
             revision: plugin.revision.get().copied(),
@@ -502,7 +509,7 @@ impl Plugin {
             counters: Arc::clone(&plugin.shared.counters),
             last_error_line: options.last_error_line,
             trace: options.trace,
-        };
+        });
         CallContext {
             tenant: options.tenant.unwrap_or(self.tenant()),
             fairness_tenant: options.fairness_tenant,
@@ -530,13 +537,11 @@ impl Plugin {
     fn caller(&self, call: &Call, options: &CallOptions) -> Caller {
         let tenant = options.tenant.unwrap_or(self.tenant());
         // The owner of a scope, under a name that is the same after a restart.
-        let owner = match &options.tenant_name {
-            _ if call.limits.share_prefixes => PrefixOwner::new("shared", ""),
-            Some(tenant) => PrefixOwner::new("tenant", tenant),
-            None => {
-                let other = options.tenant_deployment.as_ref();
-                PrefixOwner::new("deployment", other.unwrap_or(&self.0.name))
-            }
+        let owner = match (&options.tenant_name, &options.tenant_deployment) {
+            _ if call.limits.share_prefixes => self.0.prefix_owner,
+            (Some(tenant), _) => PrefixOwner::new("tenant", tenant),
+            (None, Some(other)) => PrefixOwner::new("deployment", other),
+            (None, None) => self.0.prefix_owner,
         };
         Caller {
             tenant: self.fairness_tenant(options),
@@ -564,7 +569,7 @@ impl Plugin {
     /// The state of a new instance of a handler.
     fn handler_state(&self, call: &Call, context: &CallContext) -> State {
         let outputs =
-            ["stdout", "stderr"].map(|stream| Output::new(stream, context.log_origin.clone()));
+            ["stdout", "stderr"].map(|stream| Output::new(stream, Arc::clone(&context.log_origin)));
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(outputs[0].clone()).stderr(outputs[1].clone());
         let mut state = self.state(&mut wasi, call);
@@ -576,7 +581,7 @@ impl Plugin {
         wasi.envs(&self.0.environment);
         State::new(
             wasi,
-            self.0.grants.clone(),
+            Arc::clone(&self.0.grants),
             &call.limits,
             Arc::clone(&call.meter),
             Arc::clone(self.0.deployment.counters()),

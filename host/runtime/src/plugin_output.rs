@@ -43,7 +43,7 @@ pub(crate) struct LogOrigin {
 
 struct LineWriter {
     stream: &'static str,
-    origin: LogOrigin,
+    origin: Arc<LogOrigin>,
     /// The current line without its end.
     line: Vec<u8>,
     /// The current line was longer than [`LINE_BYTES`].
@@ -52,7 +52,7 @@ struct LineWriter {
 }
 
 impl Output {
-    pub(crate) fn new(stream: &'static str, origin: LogOrigin) -> Self {
+    pub(crate) fn new(stream: &'static str, origin: Arc<LogOrigin>) -> Self {
         Self(Arc::new(Mutex::new(LineWriter {
             stream,
             origin,
@@ -63,10 +63,10 @@ impl Output {
     }
 
     /// Logs the line that the last call left without an end, and writes for another call from now on.
-    pub(crate) fn begin_call(&self, origin: LogOrigin) {
+    pub(crate) fn begin_call(&self, origin: &Arc<LogOrigin>) {
         let mut writer = self.writer();
         writer.end_call();
-        writer.origin = origin;
+        writer.origin = Arc::clone(origin);
         writer.logged = 0;
     }
 
@@ -75,7 +75,12 @@ impl Output {
         let mut writer = self.writer();
         writer.end_call();
         // A trace is sent once nothing holds it.
-        writer.origin.trace = None;
+        if writer.origin.trace.is_some() {
+            writer.origin = Arc::new(LogOrigin {
+                trace: None,
+                ..LogOrigin::clone(&writer.origin)
+            });
+        }
     }
 
     /// Logs a line of this level.
@@ -242,7 +247,7 @@ mod tests {
 
     #[test]
     fn lines_are_joined_cut_and_limited() {
-        let origin = LogOrigin {
+        let origin = Arc::new(LogOrigin {
             logs: Arc::default(),
             deployment: "/a".into(),
             revision: None,
@@ -250,8 +255,8 @@ mod tests {
             counters: Arc::default(),
             last_error_line: None,
             trace: None,
-        };
-        let output = Output::new("stdout", origin.clone());
+        });
+        let output = Output::new("stdout", Arc::clone(&origin));
         output.append(b"one ");
         output.append(b"line\ntwo");
         let held = |output: &Output| {
@@ -269,7 +274,7 @@ mod tests {
         assert!(last.text.contains("the rest"), "{last:?}");
         assert_eq!(last.level, Some(LogLevel::Info));
 
-        let output = Output::new("log", origin.clone());
+        let output = Output::new("log", Arc::clone(&origin));
         output.log(LogLevel::Warn, &"ä".repeat(LINE_BYTES));
         let last = origin.logs.after(0, usize::MAX).pop().unwrap();
         assert_eq!((last.stream, last.level), ("log", Some(LogLevel::Warn)));

@@ -252,7 +252,7 @@ pub struct LinkedComponent {
 #[derive(Clone, Debug, Default)]
 pub struct CallOptions {
     /// Request id for logs. The runtime numbers calls without one.
-    pub id: Option<String>,
+    pub id: Option<Arc<str>>,
     /// Deadline of its generations; only shortens [`Limits::time`].
     pub deadline: Option<Instant>,
     /// Tenant for the engines' fairness. The deployment's own if `None`.

@@ -74,7 +74,7 @@ struct RequestSampler {
     name: String,
     settings: String,
     plugin: SamplerPre,
-    grants: StoreGrants,
+    grants: Arc<StoreGrants>,
     limits: Arc<Limits>,
     request_meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
@@ -113,7 +113,7 @@ impl UncheckedSampler {
             name,
             settings,
             plugin,
-            grants: StoreGrants {
+            grants: Arc::new(StoreGrants {
                 models: state.grants.models.none(),
                 snapshots: state.grants.snapshots.none(),
                 key_values: None,
@@ -127,7 +127,7 @@ impl UncheckedSampler {
                 samplers: Arc::default(),
                 sampling: Arc::clone(&state.grants.sampling),
                 turns: None,
-            },
+            }),
             limits: Arc::clone(&state.limits),
             request_meter: Arc::clone(&state.meter),
             counters: Arc::clone(&state.counters),

@@ -83,7 +83,7 @@ impl StoreGrants {
 pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) handles: Handles,
-    pub(crate) grants: StoreGrants,
+    pub(crate) grants: Arc<StoreGrants>,
     /// The engine's requests run on behalf of this caller.
     pub(crate) caller: Caller,
     /// Name of the tenant of the caller's API key; empty for none.
@@ -110,7 +110,7 @@ pub(crate) struct State {
     /// Standard output and error of the guest; none for a command.
     pub(crate) outputs: Option<[Output; 2]>,
     /// Origin of the log lines of sampling plugins and `wasi:logging`; none for a command.
-    log_origin: Option<LogOrigin>,
+    log_origin: Option<Arc<LogOrigin>>,
     /// The output of `wasi:logging`, once created.
     pub(crate) log_output: Option<Output>,
     /// The outputs of sampling plugins, once created.
@@ -126,7 +126,7 @@ impl State {
     /// State for an instance that sees nothing of this machine beyond what `wasi` grants.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
-        grants: StoreGrants,
+        grants: Arc<StoreGrants>,
         limits: &Arc<Limits>,
         meter: Arc<Meter>,
         counters: Arc<DeploymentCounters>,
@@ -197,7 +197,7 @@ impl State {
         self.quota_permit = call.quota_permit;
         self.usage = call.usage;
         for output in self.outputs.iter().flatten() {
-            output.begin_call(call.log_origin.clone());
+            output.begin_call(&call.log_origin);
         }
         self.log_origin = Some(call.log_origin);
     }

@@ -47,8 +47,8 @@ pub(crate) fn compiler() -> Compiler {
 }
 
 /// Grants without models and linked sampling plugins.
-pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
-    StoreGrants {
+pub(crate) fn grants(sampling: Arc<SamplerResources>) -> Arc<StoreGrants> {
+    Arc::new(StoreGrants {
         models: VisibleModels::new(&ModelPool::loaded(Vec::new()), None).unwrap(),
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
         key_values: None,
@@ -62,5 +62,5 @@ pub(crate) fn grants(sampling: Arc<SamplerResources>) -> StoreGrants {
         samplers: Arc::default(),
         sampling,
         turns: None,
-    }
+    })
 }

@@ -48,7 +48,13 @@ pub(crate) async fn answer_from(
     permit: Option<OwnedSemaphorePermit>,
 ) -> Response<LoggedBody> {
     let id = state.request_ids.next();
-    let mut log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
+    let id_text = id.text();
+    let mut log = RequestLog::begin(
+        &state.counters,
+        Arc::clone(&id_text),
+        request.method(),
+        request.uri().path(),
+    );
     log.details.console_permit = permit;
     let telemetry = state.telemetry.as_ref();
     log.details.trace = telemetry.and_then(|telemetry| telemetry.trace_request(&request));
@@ -59,7 +65,12 @@ pub(crate) async fn answer_from(
     let last_error_line = state.develop.then(Arc::<LastLine>::default);
     let answered = route(
         &state,
-        Identity { id, source, cancel },
+        Identity {
+            id,
+            id_text,
+            source,
+            cancel,
+        },
         request,
         &mut log.details,
         &mut response_policy,
@@ -106,6 +117,8 @@ pub(crate) async fn answer_from(
 /// What a request is, beside its content.
 struct Identity {
     id: HttpRequestId,
+    /// The id as it is displayed.
+    id_text: Arc<str>,
     source: RequestSource,
     /// Ends the wait for its answer.
     cancel: oneshot::Sender<()>,
@@ -121,7 +134,12 @@ async fn route(
     response_policy: &mut ResponsePolicy,
     last_error_line: Option<Arc<LastLine>>,
 ) -> Result<Response<Body>, Problem> {
-    let Identity { id, source, cancel } = identity;
+    let Identity {
+        id,
+        id_text,
+        source,
+        cancel,
+    } = identity;
     let (mut head, body) = request.into_parts();
     // Every early return drops the body, which discards its rest.
     let discard_time = discard_time(state, &head.headers);
@@ -203,7 +221,7 @@ async fn route(
         source,
         method: &head.method,
         path,
-        deployment: &deployment.name,
+        deployment: &deployment.shared_name,
         revision: details.revision,
         key: details.key.clone(),
         usage: &details.usage,
@@ -230,12 +248,13 @@ async fn route(
         .get::<ConnectionInfo>()
         .is_some_and(|connection| connection.is_tls);
     head.uri = absolute_uri(head.uri, &head.headers, is_tls)?;
-    head.headers.insert(REQUEST_ID, id.header());
+    let id_header = HttpRequestId::header(&id_text);
+    head.headers.insert(REQUEST_ID, id_header);
     if let Some(trace) = &details.trace {
         trace.set_headers(&mut head.headers);
     }
     let options = CallOptions {
-        id: Some(id.to_string()),
+        id: Some(id_text),
         tenant,
         key_name: holder.as_ref().map(|holder| Arc::clone(&holder.key_name)),
         tenant_name: holder.map(|holder| holder.tenant_name),

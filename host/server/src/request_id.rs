@@ -1,13 +1,17 @@
 //! Ids of requests.
 
 use http::{HeaderName, HeaderValue};
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, RandomState};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Header with the request id, in the plugin's request and in the answer.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Bytes of the longest id.
+const MAX_TEXT_BYTES: usize = 8 + 1 + 20;
 
 /// Generates ids that differ between requests and between runs of the process.
 #[derive(Debug)]
@@ -68,8 +72,17 @@ impl FromStr for HttpRequestId {
 }
 
 impl HttpRequestId {
-    pub(crate) fn header(&self) -> HeaderValue {
-        HeaderValue::try_from(self.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
+    /// The id as it is displayed.
+    pub(crate) fn text(&self) -> Arc<str> {
+        let mut text = String::with_capacity(MAX_TEXT_BYTES);
+        // Writing to a string does not fail.
+        let _ = write!(text, "{self}");
+        text.into()
+    }
+
+    /// The header with the id that is displayed as `text`.
+    pub(crate) fn header(text: &str) -> HeaderValue {
+        HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("unnamed"))
     }
 }
 
@@ -82,7 +95,8 @@ mod tests {
         let ids = RequestIdGenerator::default();
         let (one, two) = (ids.next(), ids.next());
         assert_ne!(one.to_string(), two.to_string());
-        assert_eq!(one.header(), one.to_string());
+        assert_eq!(*one.text(), one.to_string());
+        assert_eq!(HttpRequestId::header(&one.text()), one.to_string());
         assert_eq!(two.to_string().parse(), Ok(two));
         assert_ne!(
             RequestIdGenerator::default().process,

@@ -7,6 +7,7 @@ use crate::deployments::DeploymentContext;
 use crate::http_counters::{CounterGuard, HttpCounters};
 use crate::memory_guard::MemoryPermit;
 use crate::request_id::{HttpRequestId, REQUEST_ID};
+use crate::routes::Route;
 use crate::running_requests::ListedRequest;
 use crate::telemetry::{HttpRecord, RequestTrace, TraceCaller};
 use bytes::Bytes;
@@ -49,8 +50,9 @@ pub(crate) struct RequestDetails {
 
 /// The deployment that answers a request. It holds no plugin, so that a slow client keeps none loaded.
 pub(crate) struct RoutedDeployment {
-    pub(crate) name: String,
-    pub(crate) route: String,
+    pub(crate) name: Arc<str>,
+    /// The route that the path matches.
+    pub(crate) route: Option<Route>,
     pub(crate) context: Arc<DeploymentContext>,
 }
 
@@ -59,7 +61,7 @@ pub(crate) struct RequestLog {
     /// Dropped first, with its permit of memory.
     pub(crate) details: RequestDetails,
     in_flight: CounterGuard,
-    id: HttpRequestId,
+    id: Arc<str>,
     method: Method,
     path: String,
     started: Instant,
@@ -74,7 +76,7 @@ pub(crate) struct RequestLog {
 impl RequestLog {
     pub(crate) fn begin(
         counters: &Arc<HttpCounters>,
-        id: HttpRequestId,
+        id: Arc<str>,
         method: &Method,
         path: &str,
     ) -> Self {
@@ -111,7 +113,7 @@ impl RequestLog {
         self.complete = response.body().is_end_stream()
             || self.content_length == Some(0)
             || self.method == Method::HEAD;
-        let id = self.id.header();
+        let id = HttpRequestId::header(&self.id);
         let mut response = response.map(|body| LoggedBody {
             body,
             log: Some(self),
@@ -126,17 +128,18 @@ impl RequestLog {
     fn trace_record(&self) -> HttpRecord {
         let details = &self.details;
         let deployment = details.deployment.as_ref();
+        let route = deployment.and_then(|deployment| deployment.route.as_ref());
         let key = details.key.as_ref();
         HttpRecord {
             method: self.method.as_str().to_owned(),
             path: self.path.clone(),
             request_id: self.id.to_string(),
             status: self.status,
-            route: deployment.map(|deployment| deployment.route.clone()),
+            route: route.map(Route::to_string),
             response_bytes: self.bytes,
             is_complete: self.complete,
             caller: TraceCaller {
-                deployment: deployment.map(|deployment| deployment.name.clone()),
+                deployment: deployment.map(|deployment| deployment.name.to_string()),
                 revision: details.revision,
                 tenant: key.map(|[_, tenant]| Arc::clone(tenant)),
                 key: key.map(|[key, _]| Arc::clone(key)),
@@ -165,7 +168,9 @@ impl Drop for RequestLog {
             path = self.path,
             status = self.status,
             duration_ms = time.as_micros() as f64 / 1e3,
-            route = deployment.map(|deployment| &*deployment.route),
+            route = deployment
+                .and_then(|deployment| deployment.route.as_ref())
+                .map(Route::as_str),
             deployment = deployment.map(|deployment| &*deployment.name),
             revision = details.revision,
             key = details.key.as_ref().map(|[key, _]| &**key),
@@ -240,7 +245,7 @@ mod tests {
     fn request_dropped_early_counts_as_aborted() {
         let counters = Arc::new(HttpCounters::default());
         let ids = RequestIdGenerator::default();
-        let begin = || RequestLog::begin(&counters, ids.next(), &Method::GET, "/x");
+        let begin = || RequestLog::begin(&counters, ids.next().text(), &Method::GET, "/x");
         let aborted = || {
             let mut families = crate::prometheus::MetricFamilies::default();
             counters.write(&mut families);

@@ -6,13 +6,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// Paths that the host itself answers on the public listener.
 const RESERVED: [&str; 2] = ["/healthz", "/readyz"];
 
 /// A path prefix such as `/chat` or `/v1/models`; `/` matches every path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Route(String);
+pub struct Route(Arc<str>);
 
 impl Route {
     /// The route as text.
@@ -54,7 +55,7 @@ impl FromStr for Route {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "/" {
-            return Ok(Route(text.to_owned()));
+            return Ok(Route(text.into()));
         }
         let Some(inner) = text.strip_prefix('/') else {
             return Err(RouteError::NoSlash(text.to_owned()));
@@ -79,7 +80,7 @@ impl FromStr for Route {
         if RESERVED.into_iter().any(below) {
             return Err(RouteError::Reserved(text.to_owned()));
         }
-        Ok(Route(text.to_owned()))
+        Ok(Route(text.into()))
     }
 }
 

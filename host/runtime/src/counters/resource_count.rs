@@ -39,7 +39,10 @@ impl ResourceCount {
 
 impl Drop for ResourceCount {
     fn drop(&mut self) {
-        self.remove(self.count);
+        // Most calls hold nothing, and all threads write the gauges.
+        if self.count > 0 {
+            self.remove(self.count);
+        }
     }
 }
 

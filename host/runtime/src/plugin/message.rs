@@ -27,7 +27,7 @@ impl Plugin {
     ) -> Result<Result<(), MessageError>, CallError> {
         let plugin = &*self.0;
         let trace = options.trace.as_deref().map(CallTrace::id);
-        let (outcome, span, id) = self.begin(options.id.as_deref(), trace);
+        let (outcome, span, id) = self.begin(options.id.clone(), trace);
         let Some(pre) = &plugin.messages else {
             return Err(outcome.fail(self.missing_export(Roles::MESSAGES)));
         };

@@ -108,7 +108,7 @@ impl Instance {
         };
         let mut state = State::new(
             &mut wasi,
-            sampler.grants.clone(),
+            Arc::clone(&sampler.grants),
             &sampler.limits,
             Arc::clone(&meter),
             Arc::clone(&sampler.counters),

@@ -67,11 +67,11 @@ impl Fixture {
             .replace("{sample}", sample);
         let component = Component::new(&self.engine, wat::parse_str(text).unwrap()).unwrap();
         let pre = self.linker.instantiate_pre(&component).unwrap();
-        let mut grants = grants(Arc::clone(&self.resources));
+        let mut grants = StoreGrants::clone(&grants(Arc::clone(&self.resources)));
         grants.turns.clone_from(&self.turns);
         let mut state = State::new(
             &mut WasiCtxBuilder::new(),
-            grants,
+            Arc::new(grants),
             &self.limits,
             Arc::clone(&self.meter),
             Arc::default(),

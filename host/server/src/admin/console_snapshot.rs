@@ -158,7 +158,7 @@ fn request_json(request: &RunningRequest) -> Value {
     let usage = &request.usage;
     let mut json = json!({
         "request_id": request.id.to_string(),
-        "deployment": request.deployment,
+        "deployment": &*request.deployment,
         "method": request.method.as_str(),
         "path": request.path,
         "from": request.source.name(),

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A deployment with its loaded revisions.
 pub(crate) struct ServingDeployment {
     pub(crate) name: String,
+    /// The name for what each request holds.
+    pub(crate) shared_name: Arc<str>,
     pub(crate) context: Arc<DeploymentContext>,
     pub(crate) routes: Vec<Route>,
     pub(crate) paused: bool,
@@ -100,6 +102,7 @@ impl ServingDeployment {
         revisions: Vec<ServingRevision>,
     ) -> Self {
         ServingDeployment {
+            shared_name: name.as_str().into(),
             name,
             context,
             routes,
@@ -149,11 +152,8 @@ impl ServingDeployment {
     /// This deployment as the log of a request for `path` needs it.
     pub(crate) fn routed(&self, path: &str) -> RoutedDeployment {
         RoutedDeployment {
-            name: self.name.clone(),
-            route: self
-                .route_of(path)
-                .map(Route::to_string)
-                .unwrap_or_default(),
+            name: Arc::clone(&self.shared_name),
+            route: self.route_of(path).cloned(),
             context: Arc::clone(&self.context),
         }
     }

@@ -7,7 +7,7 @@ use super::queue::{ClaimedJob, JobQueue};
 use super::{Triggers, now_ms, schedule};
 use crate::deployments::Deployments;
 use crate::problem::Problem;
-use crate::request_id::REQUEST_ID;
+use crate::request_id::{HttpRequestId, REQUEST_ID};
 use crate::request_policy::Access;
 use crate::state::ServerState;
 use crate::telemetry::{JobAttempt, TraceCaller};
@@ -120,7 +120,7 @@ impl Attempt {
             Ok(permit) => permit,
             Err(problem) => return deferred(&problem),
         };
-        let id = self.state.request_ids.next();
+        let id = self.state.request_ids.next().text();
         let telemetry = self.state.telemetry.as_ref();
         let trace = telemetry.and_then(|telemetry| {
             telemetry.trace_job(|| JobAttempt {
@@ -138,7 +138,7 @@ impl Attempt {
             })
         });
         let options = CallOptions {
-            id: Some(id.to_string()),
+            id: Some(Arc::clone(&id)),
             tenant,
             key_name: holder.as_ref().map(|holder| Arc::clone(&holder.key_name)),
             tenant_name: holder.map(|holder| holder.tenant_name),
@@ -153,7 +153,7 @@ impl Attempt {
                 handle_message(plugin, message.with_body(body), options).await
             }
             _ => {
-                let mut request = match request(job, body, id.header()) {
+                let mut request = match request(job, body, HttpRequestId::header(&id)) {
                     Ok(request) => request,
                     Err(error) => return refused(format!("it is no valid request: {error}")),
                 };
