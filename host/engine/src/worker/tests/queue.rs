@@ -46,7 +46,7 @@ fn canceled_requests_do_not_fill_the_queue() {
     let (holding, held) = sync_channel::<()>(1);
     let (release, released) = sync_channel::<()>(1);
     engine.send(Command::Status(Box::new(move |_| {
-        drop(holding.send(()));
+        let _ = holding.send(());
         let _ = released.recv_timeout(Duration::from_secs(60));
     })));
     held.recv().unwrap();
