@@ -8,8 +8,8 @@
 # it names into the crate, so that `corral deploy examples/chat` finds them. The compiler is
 #   - the one in PATH, if it has the target or rustup can add it;
 #   - otherwise Debian's, which builds std from source (-Zbuild-std).
-# Each checkout and each compiler has its own target directory in $CORRAL_CACHE/build (default: ~/.cache/corral/build),
-# and neither compiler sees flags for native code.
+# Each checkout has a target directory for each compiler in $CORRAL_CACHE/build (default: ~/.cache/corral/build), and
+# neither compiler sees flags for native code.
 set -euo pipefail
 
 readonly target=wasm32-wasip1
@@ -98,7 +98,7 @@ build_with_debian_compiler() {
     --target $target -Zbuild-std=std,panic_abort -Zbuild-std-features=
 }
 
-# Other checkouts may share the cache: one build at a time.
+# One build at a time: it may be another of this checkout, and all add targets and clean up here.
 if command -v flock >/dev/null; then
   exec 9>"$cache/lock"
   flock 9

@@ -103,7 +103,7 @@ struct Inner {
     limits: Arc<Limits>,
     deployment: DeploymentState,
     grants: Arc<StoreGrants>,
-    /// The owner of the prefixes of calls without an API key.
+    /// The owner of the prefixes of calls that share them with all, or that have neither an API key nor a calling deployment.
     prefix_owner: PrefixOwner,
     environment: Vec<(String, String)>,
     /// Number of the revision, once it has one.

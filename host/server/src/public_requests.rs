@@ -1,4 +1,4 @@
-//! The public listener: probes, and the routes of the deployments.
+//! Public requests: probes, and the routes of the deployments.
 
 use crate::api_keys::KeyHolder;
 use crate::connection_info::ConnectionInfo;

@@ -308,7 +308,7 @@ mod tests {
 "#;
 
     #[test]
-    fn errors_name_the_member() {
+    fn errors_name_the_field() {
         check_field_errors(ERRORS, with);
     }
 }

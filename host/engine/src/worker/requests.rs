@@ -64,7 +64,7 @@ impl<B: Backend> Worker<B> {
         };
         let now = self.time(Instant::now());
         if !self.scheduler.has_room(now, caller.tenant) {
-            // Requests that nobody reads any more must not take the places.
+            // Requests that nobody reads any more must not take places in the queue.
             self.cancel_abandoned();
         }
         if let Err(error) = self.scheduler.enqueue(now, request) {

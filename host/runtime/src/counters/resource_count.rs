@@ -39,7 +39,7 @@ impl ResourceCount {
 
 impl Drop for ResourceCount {
     fn drop(&mut self) {
-        // Most calls hold nothing, and all threads write the gauges.
+        // Most counts are zero at the end, and threads contend for the gauge.
         if self.count > 0 {
             self.remove(self.count);
         }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A deployment with its loaded revisions.
 pub(crate) struct ServingDeployment {
     pub(crate) name: String,
-    /// The name for what each request holds.
+    /// The same name, which requests share.
     pub(crate) shared_name: Arc<str>,
     pub(crate) context: Arc<DeploymentContext>,
     pub(crate) routes: Vec<Route>,

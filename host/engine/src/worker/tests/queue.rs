@@ -50,7 +50,7 @@ fn canceled_requests_do_not_fill_the_queue() {
         let _ = released.recv_timeout(Duration::from_secs(60));
     })));
     held.recv().unwrap();
-    // All of these commands are received in one turn, before the worker looks for canceled requests.
+    // All of these commands are received in one turn, without a step between them.
     let canceled: Vec<_> = (0..64)
         .map(|_| engine.generate(vec![1], limit(1)))
         .collect();
