@@ -14,7 +14,7 @@
 #   make fuzz          build the fuzz targets and run each for a minute (MINUTES=60 TARGET=gguf: one of them for an hour)
 #   make soak          run check-install, the tests that need a device, those of agents and lm-eval (2.5 GB of packages),
 #                      then everything at once for an hour, with kills and faults (MINUTES=10, SEED=1)
-#   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
+#   make bench         measure every target, in about an hour on two cores: see BENCHMARKS.md
 #                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput,
 #                      LLAMA_BENCH=FILE prompts)
 #   make microbench    time the parts of a token's path (BENCHES="text events", FILTER=REGEX)
