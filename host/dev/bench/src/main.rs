@@ -50,7 +50,7 @@ struct CommandLine {
 enum Bench {
     /// Prompt tokens and first tokens of conversations that grow with each turn, on servers of OpenAI's API
     Agents(agents::AgentsArgs),
-    /// All benches with a target, and each target with its figure, in less than an hour on two cores
+    /// All benches with a target, and each target with its figure, in about an hour on two cores
     All(all::AllArgs),
     /// Time of short requests beside processes that keep the cores busy
     BusyCores(busy_cores::BusyCoresArgs),
