@@ -20,7 +20,6 @@ use crate::idle_instances::{IdleInstances, InstanceOwner, ReusedInstance};
 use crate::poll_again::poll_again;
 use crate::runtime_config::Limits;
 use crate::state::State;
-use crate::store::store;
 use crate::time_limits::{TimeExceeded, run_within};
 use futures_channel::oneshot;
 use std::future::{pending, poll_fn};
@@ -30,7 +29,7 @@ use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::time::Duration;
 use tokio::time::Instant;
-use wasmtime::{AsContextMut, Engine};
+use wasmtime::{AsContextMut, Store};
 use wasmtime_wasi::I32Exit;
 use wasmtime_wasi_http::WasiHttpView;
 use wasmtime_wasi_http::handler::{Prepared, ProxyPre, Request, Response};
@@ -191,16 +190,10 @@ impl Drop for PanicGuard<'_> {
 
 /// The instance of a call.
 pub(crate) enum CallInstance {
-    /// It is yet to be created.
-    Fresh(ProxySource, Box<State>),
+    /// It is yet to be created, in this store.
+    Fresh(Arc<ProxyPre<State>>, Store<State>),
     /// An earlier call has used it.
     Reused(Box<ReusedInstance>),
-}
-
-/// What instances are created from.
-pub(crate) struct ProxySource {
-    pub(crate) pre: Arc<ProxyPre<State>>,
-    pub(crate) engine: Engine,
 }
 
 /// Lets an instance handle `request`, and runs it until all its tasks have ended. Sends the response to `reply` as soon as
@@ -215,9 +208,7 @@ pub(crate) async fn serve(
 ) {
     let began = Instant::now();
     let (mut store, source, calls, started) = match instance {
-        CallInstance::Fresh(source, state) => {
-            (store(&source.engine, *state), Err(source.pre), 0, began)
-        }
+        CallInstance::Fresh(pre, store) => (store, Err(pre), 0, began),
         CallInstance::Reused(used) => (used.store, Ok(used.proxy), used.calls, used.started),
     };
     store.data_mut().begin_call(context);

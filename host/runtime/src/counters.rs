@@ -39,13 +39,13 @@ mod call_limit;
 mod child_processes;
 mod deployment;
 mod process;
-mod resource_count;
+mod resource_counts;
 
 pub use call_limit::CallLimit;
 pub(crate) use child_processes::child_metrics;
 pub(crate) use deployment::{DeploymentCounters, OutboundRefusal, ResourceKind};
 pub(crate) use process::{CallEnd, ProcessCounters};
-pub(crate) use resource_count::ResourceCount;
+pub(crate) use resource_counts::ResourceCounts;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -7,6 +7,7 @@
 
 use crate::deployment_share::deployment_share;
 use crate::named_values::{Named, check_name};
+use crate::use_count::UseCount;
 use rustix::fs::{Mode, OFlags};
 use std::fmt;
 use std::fs::File;
@@ -45,9 +46,10 @@ pub(crate) struct FolderAccess {
 }
 
 /// Files and directories that an instance has open, and its listings of WASI 0.3.
+#[derive(Default)]
 pub(crate) struct OpenFiles {
     files: Vec<OpenFile>,
-    pub(crate) listings: Arc<Semaphore>,
+    pub(crate) listings: UseCount,
 }
 
 struct OpenFile {
@@ -139,15 +141,6 @@ impl FolderAccess {
             Arc::clone(process).try_acquire_owned().ok()?,
         ];
         Some(FilePermit { _permits: permits })
-    }
-}
-
-impl Default for OpenFiles {
-    fn default() -> Self {
-        OpenFiles {
-            files: Vec::new(),
-            listings: Arc::new(Semaphore::new(MAX_LISTINGS)),
-        }
     }
 }
 

@@ -71,18 +71,18 @@ impl FreeTimes {
     pub(crate) fn of(&self, tenant: Tenant, now: Instant) -> Arc<FreeTime> {
         let mut tenants = self.lock();
         tenants.remove_unneeded(now);
-        let counts = Arc::clone(&tenants.counts);
-        let new = || {
-            Arc::new(FreeTime {
-                used: Mutex::new(UsedTime {
-                    used: Duration::ZERO,
-                    at: now,
-                    in_turns: 0,
-                }),
-                tenants: counts,
-            })
-        };
-        let free = Arc::clone(tenants.free.entry(tenant).or_insert_with(new));
+        if let Some(free) = tenants.free.get(&tenant) {
+            return Arc::clone(free);
+        }
+        let free = Arc::new(FreeTime {
+            used: Mutex::new(UsedTime {
+                used: Duration::ZERO,
+                at: now,
+                in_turns: 0,
+            }),
+            tenants: Arc::clone(&tenants.counts),
+        });
+        tenants.free.insert(tenant, Arc::clone(&free));
         tenants.update_count();
         free
     }

@@ -1,6 +1,6 @@
 //! Counts what an instance holds through host functions.
 
-use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
+use crate::counters::{DeploymentCounters, ResourceCounts, ResourceKind};
 use crate::use_count::UseCount;
 use std::sync::Arc;
 
@@ -28,45 +28,29 @@ impl Drop for DroppedSequence {
 
 /// Handles that an instance holds, by kind.
 pub(crate) struct Handles {
-    pub(crate) models: ResourceCount,
-    pub(crate) constraints: ResourceCount,
-    pub(crate) matchers: ResourceCount,
-    pub(crate) options: ResourceCount,
-    pub(crate) option_bytes: ResourceCount,
-    pub(crate) sequences: ResourceCount,
-    /// Sequences that the guest dropped during a generation. `sequences` and `tokens` include them.
+    pub(crate) counts: ResourceCounts,
+    /// Sequences that the guest dropped during a generation. The counts of sequences and tokens include them.
     pub(crate) dropped_sequences: Vec<DroppedSequence>,
-    pub(crate) generations: ResourceCount,
-    /// Tokens of all sequences.
-    pub(crate) tokens: ResourceCount,
     /// Images that were appended or restored.
     pub(crate) images: usize,
     /// Rows of logits that the instance waits for.
     pub(crate) logits_rows: UseCount,
     /// Framed bodies.
     pub(crate) framed_bodies: UseCount,
-    /// Locked while a sampling plugin's settings are checked.
-    pub(crate) sampler_check: Arc<tokio::sync::Mutex<()>>,
+    /// Locked while a sampling plugin's settings are checked; none before the first check.
+    pub(crate) sampler_check: Option<Arc<tokio::sync::Mutex<()>>>,
 }
 
 impl Handles {
     /// No handles. Later ones are also counted in `counters`.
     pub(crate) fn new(counters: &Arc<DeploymentCounters>) -> Self {
-        let none = |kind| ResourceCount::new(kind, counters);
         Self {
-            models: none(ResourceKind::Models),
-            constraints: none(ResourceKind::Constraints),
-            matchers: none(ResourceKind::Matchers),
-            options: none(ResourceKind::Options),
-            option_bytes: none(ResourceKind::OptionBytes),
-            sequences: none(ResourceKind::Sequences),
+            counts: ResourceCounts::new(counters),
             dropped_sequences: Vec::new(),
-            generations: none(ResourceKind::Generations),
-            tokens: none(ResourceKind::Tokens),
             images: 0,
             logits_rows: UseCount::default(),
             framed_bodies: UseCount::default(),
-            sampler_check: Arc::default(),
+            sampler_check: None,
         }
     }
 
@@ -75,8 +59,9 @@ impl Handles {
         self.dropped_sequences.retain(|dropped| {
             let running = dropped.generation.is_running();
             if !running {
-                self.sequences.remove(1);
-                self.tokens.remove(dropped.held_tokens);
+                self.counts.remove(ResourceKind::Sequences, 1);
+                self.counts
+                    .remove(ResourceKind::Tokens, dropped.held_tokens);
             }
             running
         });
@@ -84,18 +69,8 @@ impl Handles {
 
     /// Whether the instance holds no handle and no bytes in the host.
     pub(crate) fn is_empty(&self) -> bool {
-        let counts = [
-            &self.models,
-            &self.constraints,
-            &self.matchers,
-            &self.options,
-            &self.option_bytes,
-            &self.sequences,
-            &self.generations,
-            &self.tokens,
-        ];
         let uses = [&self.logits_rows, &self.framed_bodies];
-        counts.iter().all(|count| count.get() == 0)
+        self.counts.are_zero()
             && uses.iter().all(|uses| uses.get() == 0)
             && self.dropped_sequences.is_empty()
     }

@@ -27,7 +27,8 @@ mod snapshots;
 mod store_access;
 mod waiting_functions;
 
-use crate::counters::ResourceCount;
+use crate::counters::ResourceKind;
+use crate::held_resources::Handles;
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use tokio::task::JoinError;
@@ -118,19 +119,24 @@ fn count_host_call(state: &mut State) -> &mut State {
     state
 }
 
-/// Counts a new handle, up to [`MAX_HANDLES`]. `kind` is for the error.
-fn take_handle(held: &mut ResourceCount, kind: &str) -> Result<(), wit::Error> {
-    take_handle_of(MAX_HANDLES, held, kind)
+/// Counts a new handle, up to [`MAX_HANDLES`]. `name` is for the error.
+fn take_handle(held: &mut Handles, kind: ResourceKind, name: &str) -> Result<(), wit::Error> {
+    take_handle_of(MAX_HANDLES, held, kind, name)
 }
 
 /// Counts a new handle, up to `max`.
-fn take_handle_of(max: usize, held: &mut ResourceCount, kind: &str) -> Result<(), wit::Error> {
-    if held.get() >= max {
+fn take_handle_of(
+    max: usize,
+    held: &mut Handles,
+    kind: ResourceKind,
+    name: &str,
+) -> Result<(), wit::Error> {
+    if held.counts.get(kind) >= max {
         return Err(wit::Error::Invalid(format!(
-            "the plugin holds the maximum of {max} {kind}; drop some"
+            "the plugin holds the maximum of {max} {name}; drop some"
         )));
     }
-    held.add(1);
+    held.counts.add(kind, 1);
     Ok(())
 }
 

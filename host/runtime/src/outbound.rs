@@ -30,8 +30,8 @@ use grant::Target;
 use http::Method;
 use http_body_util::BodyExt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use traced_request::TracedRequest;
 use tracing::{Instrument, Span};
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody, WasiHttpHooks};
@@ -92,7 +92,7 @@ struct CallOutbound {
     warnings: AtomicU32,
     /// Requests that are sent, or whose response is not read to its end.
     open: UseCount,
-    trace: OnceLock<Arc<dyn CallTrace>>,
+    trace: Option<Arc<dyn CallTrace>>,
 }
 
 /// Why a request failed: what the plugin gets, what is counted, and what is logged.
@@ -137,17 +137,16 @@ impl Outbound {
         deployments: Option<Arc<DeploymentGrants>>,
         counters: &Arc<DeploymentCounters>,
         memory: &Arc<InstanceMemory>,
-        caller: Option<DeploymentCaller>,
     ) -> Self {
         Self(Arc::new(CallOutbound {
             access,
             deployments,
-            caller,
+            caller: None,
             counters: Arc::clone(counters),
             memory: Arc::clone(memory),
             warnings: AtomicU32::new(0),
             open: UseCount::default(),
-            trace: OnceLock::new(),
+            trace: None,
         }))
     }
 
@@ -156,9 +155,22 @@ impl Outbound {
         self.0.open.get() == 0
     }
 
-    /// Makes the requests part of this trace. Later calls have no effect.
-    pub(crate) fn set_trace(&self, trace: Arc<dyn CallTrace>) {
-        self.0.trace.get_or_init(|| trace);
+    /// Begins another call, on behalf of `caller` and in this trace, or a pause between calls, without them.
+    pub(crate) fn begin_call(
+        &mut self,
+        caller: Option<DeploymentCaller>,
+        trace: Option<Arc<dyn CallTrace>>,
+    ) {
+        if Arc::get_mut(&mut self.0).is_none() {
+            let call = &*self.0;
+            let (access, deployments) = (call.access.clone(), call.deployments.clone());
+            *self = Self::new(access, deployments, &call.counters, &call.memory);
+        }
+        if let Some(call) = Arc::get_mut(&mut self.0) {
+            call.caller = caller;
+            call.trace = trace;
+            *call.warnings.get_mut() = 0;
+        }
     }
 }
 
@@ -324,7 +336,7 @@ mod tests {
     fn request_is_open_from_its_start() {
         let counters = Arc::<DeploymentCounters>::default();
         let limiter = Limiter::new(1 << 20, Arc::default(), Arc::clone(&counters));
-        let mut outbound = Outbound::new(None, None, &counters, limiter.memory(), None);
+        let mut outbound = Outbound::new(None, None, &counters, limiter.memory());
         assert!(outbound.is_idle());
         let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
         let request = http::Request::get("http://127.0.0.1:9/").body(body);

@@ -6,7 +6,7 @@ mod message;
 mod tests;
 
 use crate::admission::Admission;
-use crate::call::{Call, CallInstance, CallTime, ProxySource, exit_code, serve};
+use crate::call::{Call, CallInstance, CallTime, exit_code, serve};
 use crate::call_context::CallContext;
 use crate::call_error::CallError;
 use crate::call_outcome::{CallHandle, CallOutcome};
@@ -330,11 +330,8 @@ impl Plugin {
                 CallInstance::Reused(Box::new(used))
             }
             None => {
-                let source = ProxySource {
-                    pre: Arc::clone(pre),
-                    engine: plugin.engine.clone(),
-                };
-                CallInstance::Fresh(source, Box::new(self.handler_state(&call, &context)))
+                let store = store(&plugin.engine, self.handler_state(&call, &context));
+                CallInstance::Fresh(Arc::clone(pre), store)
             }
         };
         let meter = Arc::clone(&call.meter);

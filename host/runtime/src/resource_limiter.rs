@@ -1,6 +1,6 @@
 //! Limits what one instance may allocate, in its own memories and in the host.
 
-use crate::counters::{DeploymentCounters, ResourceCount, ResourceKind};
+use crate::counters::{DeploymentCounters, ResourceCounts, ResourceKind};
 use crate::cpu_meter::Meter;
 use crate::runtime_config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
 use std::sync::Arc;
@@ -50,8 +50,8 @@ impl InstanceMemory {
 #[derive(Debug)]
 pub(crate) struct Limiter {
     memory: Arc<InstanceMemory>,
-    /// Bytes that the instance stores in the host.
-    host_bytes: ResourceCount,
+    /// Counts the bytes that the instance stores in the host.
+    counts: ResourceCounts,
     meter: Arc<Meter>,
     counters: Arc<DeploymentCounters>,
 }
@@ -66,7 +66,7 @@ impl Limiter {
         };
         Self {
             memory: Arc::new(memory),
-            host_bytes: ResourceCount::new(ResourceKind::HttpBytes, &counters),
+            counts: ResourceCounts::new(&counters),
             meter,
             counters,
         }
@@ -89,7 +89,7 @@ impl Limiter {
                 self.memory.limit
             );
         }
-        self.host_bytes.add(bytes);
+        self.counts.add(ResourceKind::HttpBytes, bytes);
         Ok(())
     }
 
@@ -97,8 +97,8 @@ impl Limiter {
     /// memory is left for another call.
     pub(crate) fn end_call(&mut self, is_held: bool) -> bool {
         if !is_held {
-            let bytes = self.host_bytes.get();
-            self.host_bytes.remove(bytes);
+            let bytes = self.counts.get(ResourceKind::HttpBytes);
+            self.counts.remove(ResourceKind::HttpBytes, bytes);
             self.memory.end_call();
         }
         self.memory.is_half_free()

@@ -25,7 +25,7 @@ use crate::outbound::{Outbound, OutboundAccess};
 use crate::plugin_output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
 use crate::random;
-use crate::resource_limiter::{InstanceMemory, Limiter};
+use crate::resource_limiter::Limiter;
 use crate::runtime_config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES, SystemGrants};
 use crate::sampling::bindings::SamplingPre;
 use crate::sampling::resources::SamplerResources;
@@ -64,19 +64,6 @@ pub(crate) struct StoreGrants {
     pub(crate) sampling: Arc<SamplerResources>,
     /// Where the samplers of its generations wait for turns to compute.
     pub(crate) turns: Option<Arc<ComputeTurns>>,
-}
-
-impl StoreGrants {
-    /// Outgoing requests of one call.
-    fn new_outbound(
-        &self,
-        counters: &Arc<DeploymentCounters>,
-        memory: &Arc<InstanceMemory>,
-        caller: Option<DeploymentCaller>,
-    ) -> Outbound {
-        let (access, deployments) = (self.outbound.clone(), self.deployments.clone());
-        Outbound::new(access, deployments, counters, memory, caller)
-    }
 }
 
 /// The data of a store.
@@ -140,7 +127,8 @@ impl State {
             random::install_fixed(wasi);
         }
         let limiter = Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters));
-        let outbound = grants.new_outbound(&counters, limiter.memory(), None);
+        let (access, deployments) = (grants.outbound.clone(), grants.deployments.clone());
+        let outbound = Outbound::new(access, deployments, &counters, limiter.memory());
         Self {
             table,
             handles: Handles::new(&counters),
@@ -186,12 +174,8 @@ impl State {
             .map(|_| DeploymentCaller::of(&call));
         let messages = self.grants.messages.as_ref();
         self.message_sender = messages.map(|_| MessageSender::of(&call));
-        let memory = self.limiter.memory();
-        self.outbound = self.grants.new_outbound(&self.counters, memory, caller);
         self.trace = call.log_origin.trace.clone();
-        if let Some(trace) = &self.trace {
-            self.outbound.set_trace(Arc::clone(trace));
-        }
+        self.outbound.begin_call(caller, self.trace.clone());
         self.caller = call.caller;
         self.tenant_name = call.tenant_name;
         self.quota_permit = call.quota_permit;
@@ -211,10 +195,9 @@ impl State {
         self.quota_permit = None;
         self.usage = Arc::default();
         self.trace = None;
-        // It holds the permit of the quota, the caller and the trace.
-        let memory = self.limiter.memory();
         let is_idle = self.outbound.is_idle();
-        self.outbound = self.grants.new_outbound(&self.counters, memory, None);
+        // It holds the permit of the quota, the caller and the trace.
+        self.outbound.begin_call(None, None);
         self.sampler_outputs = None;
         self.log_output = None;
         self.log_origin = None;

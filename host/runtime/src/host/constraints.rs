@@ -5,6 +5,7 @@ use super::bindings::corral::inference::constraints::{
 };
 use super::store_access::StoreAccess;
 use super::{GuestModel, HostError, HostResult, MAX_MATCHERS, take_handle, take_handle_of};
+use crate::counters::ResourceKind;
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use wasmtime::component::Resource;
@@ -30,7 +31,7 @@ pub(super) async fn compile(
     // Take the handle before waiting, so that an instance compiles no more grammars than it may hold.
     let (engine, tenant) = store.with(|state| {
         let engine = state.table.get(&model)?.0.clone();
-        take_handle(&mut state.handles.constraints, "constraints")?;
+        take_handle(&mut state.handles, ResourceKind::Constraints, "constraints")?;
         Ok::<_, HostError>((engine, state.caller.tenant))
     })?;
     let compiled = match engine.compiled_grammar(&grammar) {
@@ -41,7 +42,7 @@ pub(super) async fn compile(
     store.with(|state| match compiled {
         Ok(compiled) => Ok(state.table.push(GuestConstraint(compiled))?),
         Err(error) => {
-            state.handles.constraints.remove(1);
+            state.handles.counts.remove(ResourceKind::Constraints, 1);
             Err(error.into())
         }
     })
@@ -54,7 +55,7 @@ impl HostConstraint for State {
 
     fn drop(&mut self, constraint: Resource<GuestConstraint>) -> wasmtime::Result<()> {
         self.table.delete(constraint)?;
-        self.handles.constraints.remove(1);
+        self.handles.counts.remove(ResourceKind::Constraints, 1);
         Ok(())
     }
 }
@@ -82,7 +83,12 @@ impl State {
     }
 
     fn add_matcher(&mut self, matcher: GuestMatcher) -> HostResult<Resource<GuestMatcher>> {
-        take_handle_of(MAX_MATCHERS, &mut self.handles.matchers, "matchers")?;
+        take_handle_of(
+            MAX_MATCHERS,
+            &mut self.handles,
+            ResourceKind::Matchers,
+            "matchers",
+        )?;
         Ok(self.table.push(matcher)?)
     }
 }
@@ -152,7 +158,7 @@ impl HostMatcher for State {
 
     fn drop(&mut self, matcher: Resource<GuestMatcher>) -> wasmtime::Result<()> {
         self.table.delete(matcher)?;
-        self.handles.matchers.remove(1);
+        self.handles.counts.remove(ResourceKind::Matchers, 1);
         Ok(())
     }
 }

@@ -185,16 +185,16 @@ fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
         "[method]descriptor.read-directory",
         |mut store: Store<'_>, (dir,): (Resource<Descriptor>,)| {
             let state = store.data();
-            let permit = Arc::clone(&state.open_files.listings).try_acquire_owned();
-            let listing = match (state.table.get(&dir)?, permit) {
-                (Descriptor::File(_), _) => Err(p3::ErrorCode::NotDirectory),
-                (_, Err(_)) => Err(p3::ErrorCode::Busy),
-                (Descriptor::Dir(dir), Ok(permit)) => Ok((Arc::clone(&dir.dir), permit)),
+            let listings = &state.open_files.listings;
+            let listing = match state.table.get(&dir)? {
+                Descriptor::File(_) => Err(p3::ErrorCode::NotDirectory),
+                Descriptor::Dir(_) if listings.get() >= MAX_LISTINGS => Err(p3::ErrorCode::Busy),
+                Descriptor::Dir(dir) => Ok((Arc::clone(&dir.dir), listings.guard())),
             };
             let (ended, result) = oneshot::channel();
             let entries = match listing {
-                Ok((dir, permit)) => {
-                    StreamReader::new(&mut store, Listing::start(dir, permit, ended))?
+                Ok((dir, counted)) => {
+                    StreamReader::new(&mut store, Listing::start(dir, counted, ended))?
                 }
                 Err(error) => {
                     // The receiver is here.

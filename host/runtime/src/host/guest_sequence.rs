@@ -3,6 +3,7 @@
 use super::counted_sequence::{CountedSequence, SharedSequence};
 use super::generation::GenerationHandle;
 use super::{HostResult, MAX_TOKENS, take_handle, wit};
+use crate::counters::ResourceKind;
 use crate::held_resources::{DroppedSequence, RunningGeneration};
 use crate::state::State;
 use crate::use_count::{UseCount, UseGuard};
@@ -64,7 +65,7 @@ impl State {
     /// Counts a new sequence, up to `MAX_HANDLES`.
     pub(super) fn take_sequence_handle(&mut self) -> Result<(), wit::Error> {
         self.handles.release_ended_sequences();
-        take_handle(&mut self.handles.sequences, "sequences")
+        take_handle(&mut self.handles, ResourceKind::Sequences, "sequences")
     }
 
     /// Drops the guest's handle. A running generation continues.
@@ -77,8 +78,9 @@ impl State {
                 held_tokens,
             }),
             None => {
-                self.handles.sequences.remove(1);
-                self.handles.tokens.remove(held_tokens);
+                let counts = &mut self.handles.counts;
+                counts.remove(ResourceKind::Sequences, 1);
+                counts.remove(ResourceKind::Tokens, held_tokens);
             }
         }
     }
@@ -86,12 +88,13 @@ impl State {
     /// Counts tokens towards [`MAX_TOKENS`].
     pub(super) fn hold_tokens(&mut self, tokens: usize) -> Result<(), wit::Error> {
         self.handles.release_ended_sequences();
-        if self.handles.tokens.get().saturating_add(tokens) > MAX_TOKENS {
+        let held = self.handles.counts.get(ResourceKind::Tokens);
+        if held.saturating_add(tokens) > MAX_TOKENS {
             return Err(wit::Error::Invalid(format!(
                 "the plugin's sequences would hold more than {MAX_TOKENS} tokens; drop some"
             )));
         }
-        self.handles.tokens.add(tokens);
+        self.handles.counts.add(ResourceKind::Tokens, tokens);
         Ok(())
     }
 
@@ -105,7 +108,7 @@ impl State {
     ) -> HostResult<Resource<GuestSequence>> {
         let held_tokens = sequence.tokens().len();
         if let Err(error) = self.hold_tokens(held_tokens) {
-            self.handles.sequences.remove(1);
+            self.handles.counts.remove(ResourceKind::Sequences, 1);
             return Err(error.into());
         }
         Ok(self.table.push(GuestSequence {

@@ -3,6 +3,7 @@
 use super::counted_sequence::lock;
 use super::store_access::StoreAccess;
 use super::{GuestSequence, HostError, HostResult, MAX_IMAGES, wit};
+use crate::counters::ResourceKind;
 use crate::state::State;
 use std::sync::Arc;
 use wasmtime::component::Resource;
@@ -32,7 +33,7 @@ pub(super) async fn append(
         state.hold_tokens(positions)?;
         let appended = lock(&shared).sequence.append_image(image);
         if let Err(error) = appended {
-            state.handles.tokens.remove(positions);
+            state.handles.counts.remove(ResourceKind::Tokens, positions);
             return Err(error.into());
         }
         state.table.get_mut(&sequence)?.held_tokens += positions;

@@ -15,6 +15,7 @@ use super::{
     GuestConstraint, GuestModel, GuestOptions, GuestSequence, HostResult, constraints, images,
     models, next_token, sampling, snapshots, take_handle, wit,
 };
+use crate::counters::ResourceKind;
 use crate::state::State;
 use wasmtime::component::Resource;
 
@@ -37,9 +38,10 @@ impl Host for State {
         sequence: Resource<GuestSequence>,
         options: Resource<GuestOptions>,
     ) -> HostResult<Resource<SyncGeneration>> {
-        take_handle(&mut self.handles.generations, "generations")?;
+        take_handle(&mut self.handles, ResourceKind::Generations, "generations")?;
         let generation = self.start_generation(&sequence, &options);
-        let generation = generation.inspect_err(|_| self.handles.generations.remove(1))?;
+        let generation =
+            generation.inspect_err(|_| self.handles.counts.remove(ResourceKind::Generations, 1))?;
         Ok(self.table.push(SyncGeneration(generation.chunks()))?)
     }
 }
@@ -62,7 +64,7 @@ impl HostGeneration for State {
 
     fn drop(&mut self, generation: Resource<SyncGeneration>) -> wasmtime::Result<()> {
         self.table.delete(generation)?;
-        self.handles.generations.remove(1);
+        self.handles.counts.remove(ResourceKind::Generations, 1);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use super::bindings::corral::inference::models::{
 use super::store_access::StoreAccess;
 use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
 use crate::call_trace::EmbeddingRecord;
-use crate::counters::DeploymentCounters;
+use crate::counters::{DeploymentCounters, ResourceKind};
 use crate::cpu_meter::thread_nanos;
 use crate::state::State;
 use crate::tokenization::MAX_TEXT_BYTES;
@@ -47,7 +47,7 @@ pub(super) async fn open(
     store.with(|state| match opened {
         Ok(engine) => Ok(state.table.push(GuestModel(engine))?),
         Err(error) => {
-            state.handles.models.remove(1);
+            state.handles.counts.remove(ResourceKind::Models, 1);
             Err(error.into())
         }
     })
@@ -138,7 +138,7 @@ impl State {
     }
 
     fn begin_open(&mut self, name: Option<&str>) -> Result<ModelOpen, wit::Error> {
-        take_handle(&mut self.handles.models, "open models")?;
+        take_handle(&mut self.handles, ResourceKind::Models, "open models")?;
         let models = &self.grants.models;
         let wanted = name.or_else(|| models.names().first().copied());
         // A second lease might have to wait until this call ends.
@@ -155,7 +155,7 @@ impl State {
         match models.open(name, &self.caller) {
             Some(opening) => Ok(ModelOpen::Opening(opening, Arc::clone(&self.counters))),
             None => {
-                self.handles.models.remove(1);
+                self.handles.counts.remove(ResourceKind::Models, 1);
                 let missing = match name {
                     Some(name) => format!("model {name}"),
                     None => "default model".to_owned(),
@@ -258,7 +258,7 @@ impl HostModel for State {
 
     fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {
         self.table.delete(model)?;
-        self.handles.models.remove(1);
+        self.handles.counts.remove(ResourceKind::Models, 1);
         Ok(())
     }
 }

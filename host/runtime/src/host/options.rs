@@ -3,6 +3,7 @@
 use super::bindings::corral::inference::inference as guest;
 use super::bindings::corral::inference::inference::{Host, HostOptions, Token};
 use super::{GuestConstraint, HostResult, MAX_HANDLES, invalid, take_handle, wit};
+use crate::counters::ResourceKind;
 use crate::sampling::CheckedSampler;
 use crate::state::State;
 use corral_engine::sampling::{Dry, DryBreakers, MAX_SAMPLERS, MAX_TOP_LOGPROBS, Penalties};
@@ -100,8 +101,10 @@ impl State {
         let options = self.table.get_mut(options)?;
         let bytes = options.bytes();
         let counted = std::mem::replace(&mut options.counted_bytes, bytes);
-        self.handles.option_bytes.add(bytes);
-        self.handles.option_bytes.remove(counted);
+        self.handles.counts.add(ResourceKind::OptionBytes, bytes);
+        self.handles
+            .counts
+            .remove(ResourceKind::OptionBytes, counted);
         Ok(())
     }
 
@@ -147,7 +150,7 @@ macro_rules! samplers {
 
 impl HostOptions for State {
     fn new(&mut self, max_tokens: u32) -> wasmtime::Result<Resource<GuestOptions>> {
-        if take_handle(&mut self.handles.options, "options").is_err() {
+        if take_handle(&mut self.handles, ResourceKind::Options, "options").is_err() {
             wasmtime::bail!("the plugin holds the maximum of {MAX_HANDLES} options; drop some");
         }
         let mut options = GuestOptions::default();
@@ -259,8 +262,10 @@ impl HostOptions for State {
 
     fn drop(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
         let options = self.table.delete(options)?;
-        self.handles.option_bytes.remove(options.counted_bytes);
-        self.handles.options.remove(1);
+        self.handles
+            .counts
+            .remove(ResourceKind::OptionBytes, options.counted_bytes);
+        self.handles.counts.remove(ResourceKind::Options, 1);
         Ok(())
     }
 }

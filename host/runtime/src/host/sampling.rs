@@ -17,7 +17,10 @@ pub(super) async fn sample_with(
     name: String,
     settings: String,
 ) -> HostResult<()> {
-    let lock = store.with(|state| Arc::clone(&state.handles.sampler_check));
+    let lock = store.with(|state| {
+        let check = &mut state.handles.sampler_check;
+        Arc::clone(check.get_or_insert_default())
+    });
     // One check at a time, so that an instance holds at most one check permit.
     let _lock = lock.lock_owned().await;
     let (sampler, vocabulary) = store.with(|state| {

@@ -5,6 +5,7 @@ use super::counted_sequence::lock;
 use super::generation::GenerationHandle;
 use super::guest_sequence::GuestSequence;
 use super::{GuestModel, GuestOptions, HostResult, invalid, wit};
+use crate::counters::ResourceKind;
 use crate::cpu_meter::thread_nanos;
 use crate::quota::ReserveError;
 use crate::state::State;
@@ -51,7 +52,9 @@ impl HostSequence for State {
         let shared = Arc::clone(&held.sequence);
         self.hold_tokens(tokens.len())?;
         if let Err(error) = lock(&shared).sequence.append(&tokens) {
-            self.handles.tokens.remove(tokens.len());
+            self.handles
+                .counts
+                .remove(ResourceKind::Tokens, tokens.len());
             return Err(error.into());
         }
         self.table.get_mut(&sequence)?.held_tokens += tokens.len();
@@ -68,7 +71,7 @@ impl HostSequence for State {
         drop(sequence);
         let removed = held.held_tokens.saturating_sub(length);
         held.held_tokens -= removed;
-        self.handles.tokens.remove(removed);
+        self.handles.counts.remove(ResourceKind::Tokens, removed);
         Ok(())
     }
 

@@ -36,7 +36,7 @@ impl TracedRequest {
         target: &Target,
         request: &mut Request<WasiBody>,
     ) -> Option<Self> {
-        let trace = call.trace.get()?;
+        let trace = call.trace.as_ref()?;
         let trace_headers = trace.outbound_headers();
         let headers = request.headers_mut();
         headers.insert(TRACE_PARENT, trace_headers.parent);

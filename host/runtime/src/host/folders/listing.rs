@@ -5,6 +5,7 @@
 //! directory at once and waits without one.
 
 use crate::folders::MAX_LISTINGS;
+use crate::use_count::UseGuard;
 use rustix::fs::{AtFlags, Dir, FileType, statat};
 use std::fs::File;
 use std::io;
@@ -12,7 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::vec;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Destination, StreamProducer, StreamResult};
@@ -84,21 +85,21 @@ pub(super) struct Listing {
     entries: vec::IntoIter<DirectoryEntry>,
     /// Takes the result at the end.
     ended: Option<oneshot::Sender<Result<(), ErrorCode>>>,
-    _permit: OwnedSemaphorePermit,
+    _counted: UseGuard,
 }
 
 impl Listing {
     /// Reads the entries in the background.
     pub(super) fn start(
         dir: Arc<File>,
-        permit: OwnedSemaphorePermit,
+        counted: UseGuard,
         ended: oneshot::Sender<Result<(), ErrorCode>>,
     ) -> Self {
         Listing {
             task: Some(tokio::task::spawn_blocking(move || entries(&dir))),
             entries: Vec::new().into_iter(),
             ended: Some(ended),
-            _permit: permit,
+            _counted: counted,
         }
     }
 
@@ -164,13 +165,13 @@ impl<D> StreamProducer<D> for Listing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::use_count::UseCount;
     use std::future::poll_fn;
-    use tokio::sync::Semaphore;
 
     async fn list(dir: &std::path::Path) -> (Vec<String>, Result<(), ErrorCode>) {
-        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let counted = UseCount::default().guard();
         let (ended, result) = oneshot::channel();
-        let mut listing = Listing::start(Arc::new(File::open(dir).unwrap()), permit, ended);
+        let mut listing = Listing::start(Arc::new(File::open(dir).unwrap()), counted, ended);
         let mut names = Vec::new();
         loop {
             match poll_fn(|context| listing.poll_next(context)).await {
