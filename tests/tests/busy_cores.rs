@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use corral_tests::{Corral, KilledOnDrop, distinct_sums};
+use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -33,4 +34,28 @@ fn busy_cores_lower_compute_threads() {
     drop(busy);
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_steps_failed_total"), 0.0);
+}
+
+/// The niceness of a process (field 19 of `stat`; the second field is the program's name in parentheses).
+fn niceness(pid: u32) -> i32 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let niceness = fields.split_whitespace().nth(16).expect("field 19");
+    niceness.parse().expect("a number")
+}
+
+#[test]
+fn server_raises_only_normal_priority() {
+    // Without the right to a higher priority, `nice` runs the program at normal priority.
+    let allowed = Command::new("nice").args(["-n", "-5", "nice"]).output();
+    let allowed = allowed.expect("nice is there").stdout;
+    let own = niceness(std::process::id());
+    let expected = match own {
+        0 => String::from_utf8_lossy(&allowed).trim().parse(),
+        _ => Ok(own),
+    };
+    let corral = Corral::start();
+    assert_eq!(Ok(niceness(corral.pid())), expected);
+    let corral = Corral::start_after("renice -n 7 -p $$ >/dev/null", None, &[]);
+    assert_eq!(niceness(corral.pid()), 7);
 }

@@ -23,6 +23,7 @@ mod keys;
 pub mod logs;
 mod model;
 mod open_files;
+pub mod priority;
 mod progress;
 mod registry;
 mod run;

@@ -9,7 +9,7 @@ mod reload;
 use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{PluginArg, ServeArgs};
 use crate::open_files::OpenFileShares;
-use crate::{Error, logs, registry, service_manager, startup};
+use crate::{Error, logs, priority, registry, service_manager, startup};
 use corral_engine::ModelPool;
 use corral_runtime::{
     DeploymentState, Folders, Limits, OutboundConfig, Plugin, PluginConfig, Runtime, RuntimeConfig,
@@ -46,6 +46,8 @@ pub(crate) fn serve(
     let sockets = InheritedSockets::from_env()?;
     args.models.fetch(note)?;
     let shares = OpenFileShares::raise_limit(!args.folders.all().is_empty())?;
+    // Before it starts threads, which inherit the priority.
+    priority::raise();
     let workers = startup::workers(args.models.workers);
     startup::block_on(
         workers,

@@ -11,6 +11,7 @@ use corral_cli::bench::stats::Quantiles;
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::Engine;
 use corral_server::Server;
+use rustix::process::{Pid, setpriority_process};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -70,7 +71,10 @@ impl BusyProcesses {
                 .args(&programs[1..])
                 .args(["-c", "while :; do :; done"])
                 .stdin(Stdio::null());
-            processes.0.push(command.spawn()?);
+            let child = command.spawn()?;
+            // It inherited the bench's priority.
+            setpriority_process(Some(Pid::from_child(&child)), 0)?;
+            processes.0.push(child);
         }
         Ok(processes)
     }

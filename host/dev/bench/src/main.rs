@@ -32,7 +32,7 @@ mod trace_collector;
 mod workload;
 
 use clap::{Parser, Subcommand};
-use corral_cli::{Error, isolated_job, logs, startup};
+use corral_cli::{Error, isolated_job, logs, priority, startup};
 use std::process::ExitCode;
 
 /// Measure Corral
@@ -114,7 +114,11 @@ fn run(bench: &Bench) -> Result<(), Error> {
     match bench {
         Bench::Agents(args) => runtime()?.block_on(agents::measure(args)),
         Bench::All(args) => all::measure(args),
-        Bench::BusyCores(args) => busy_cores::measure(args, &runtime()?),
+        Bench::BusyCores(args) => {
+            // As a server does before it starts threads.
+            priority::raise();
+            busy_cores::measure(args, &runtime()?)
+        }
         Bench::Console(args) => runtime()?.block_on(console::measure(args)),
         Bench::Deploy(args) => runtime()?.block_on(deploy::measure(args)),
         Bench::Drafts(args) => runtime()?.block_on(drafts::measure(args)),
