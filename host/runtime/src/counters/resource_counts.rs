@@ -2,6 +2,7 @@
 
 use super::{DeploymentCounters, ResourceKind};
 use std::sync::Arc;
+use strum::VariantArray;
 
 /// Numbers of resources that a call holds, by kind. The deployment's gauges include them until this is dropped.
 #[derive(Debug)]
