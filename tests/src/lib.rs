@@ -46,7 +46,7 @@ mod upstream;
 mod wasmtime;
 mod watch;
 
-pub use api_keys::{key_file, new_key};
+pub use api_keys::{key_file, limited_key_file, new_key};
 pub use child::{KilledOnDrop, http_agent};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
 pub use command_line::{

@@ -1,7 +1,7 @@
 //! Plugins that call other deployments of the server.
 
 use corral_tests::deployments::deploy_plugin;
-use corral_tests::{Corral, run, scratch_dir, wait_for};
+use corral_tests::{Corral, limited_key_file, wait_for};
 use serde_json::{Value, json};
 
 /// Deploys the plugin that sends requests at `/NAME`, which may call these deployments.
@@ -163,14 +163,10 @@ fn cycle_of_calls_ends() {
 
 #[test]
 fn call_counts_for_callers_tenant() {
-    let file = scratch_dir().join("keys.toml");
-    let file = file.to_str().expect("a path in UTF-8");
-    let line = ["keys", "new", "--tenant", "alice", "--append", file];
-    let key = format!("Bearer {}", run(line).stdout.trim());
-    let text = std::fs::read_to_string(file).expect("read");
     let quota = "\n[tenant.alice]\ntokens-per-minute = 40\n";
-    std::fs::write(file, text + quota).expect("written");
-    let corral = Corral::start_with_store(&["--keys", file]);
+    let (file, key) = limited_key_file(quota);
+    let key = format!("Bearer {key}");
+    let corral = Corral::start_with_store(&["--keys", &file]);
     deploy_plugin(&corral, "sum", "generate", json!({}));
     deploy_caller(&corral, "caller", json!(["sum"]));
     let body = post("http://sum.corral.internal/sum", &sum()).to_string();

@@ -1,7 +1,7 @@
 //! `grants.folders`: plugins read the folders that the operator gives and their deployment is granted, and nothing else.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, artifacts, run, scratch_dir, serve, wait_for};
+use corral_tests::{Corral, artifacts, new_key, scratch_dir, serve, wait_for};
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -256,10 +256,7 @@ fn open_files_listings_and_streams_are_bounded() {
 fn tenants_share_no_open_file() {
     let place = Place::new();
     let keys = place.0.join("keys.toml");
-    let key = |tenant: &str| {
-        let line = ["keys", "new", "--tenant", tenant, "--append", text(&keys)];
-        format!("Bearer {}", run(line).stdout.trim())
-    };
+    let key = |tenant: &str| format!("Bearer {}", new_key(&keys, &["--tenant", tenant]));
     let (alice, bob) = (key("alice"), key("bob"));
     let corral = Corral::start_with_store(&["--keys", text(&keys), "--folder", &place.argument()]);
     let mut more = grants();

@@ -1,7 +1,7 @@
 //! Deployments whose calls reuse an instance.
 
 use corral_tests::deployments::deploy_plugin;
-use corral_tests::{Corral, concurrently, run, scratch_dir, wait_for};
+use corral_tests::{Corral, concurrently, new_key, scratch_dir, wait_for};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,10 +62,7 @@ fn calls_use_instance_in_turn() {
 fn tenants_share_no_instance() {
     let file = scratch_dir().join("keys.toml");
     let file = file.to_str().expect("a path in UTF-8");
-    let key = |tenant: &str| {
-        let line = ["keys", "new", "--tenant", tenant, "--append", file];
-        format!("Bearer {}", run(line).stdout.trim())
-    };
+    let key = |tenant: &str| format!("Bearer {}", new_key(file, &["--tenant", tenant]));
     let (alice, bob) = (key("alice"), key("bob"));
     let corral = Corral::start_with_store(&["--keys", file]);
     deploy(&corral, "turns", json!({}));

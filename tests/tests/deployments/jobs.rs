@@ -2,7 +2,7 @@
 
 use corral_tests::deployments::{deploy_plugin, manifest, try_deploy, upload};
 use corral_tests::{
-    Corral, Response, Sum, artifacts, distinct_sums, new_key, run, scratch_dir, seed, wait_for,
+    Corral, Response, Sum, artifacts, distinct_sums, new_key, scratch_dir, seed, wait_for,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -263,23 +263,12 @@ fn tenants_see_their_own_jobs_only() {
     let keys = scratch_dir().join("keys.toml");
     std::fs::write(&keys, "").expect("written");
     let file = keys.to_str().expect("a path in UTF-8");
-    let new_key = |tenant: &str, deployment: &str| {
-        let line = [
-            "keys",
-            "new",
-            "--append",
-            file,
-            "--tenant",
-            tenant,
-            "--deployment",
-            deployment,
-        ];
-        let ended = run(line);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        format!("Bearer {}", ended.stdout.trim())
+    let key = |tenant: &str, deployment: &str| {
+        let options = ["--tenant", tenant, "--deployment", deployment];
+        format!("Bearer {}", new_key(file, &options))
     };
-    let (alice, bob) = (new_key("alice", "echo"), new_key("bob", "echo"));
-    let other = new_key("carol", "other");
+    let (alice, bob) = (key("alice", "echo"), key("bob", "echo"));
+    let other = key("carol", "other");
     let corral = Corral::start_with_store(&["--keys", file]);
     deploy_jobs(&corral, "echo", "echo", json!({}));
     let ask = |method: &str, path: &str, key: &str| {

@@ -1,7 +1,7 @@
 //! The log of the server, and `corral logs`.
 
 use corral_tests::deployments::{deploy, deploy_plugin, manifest, upload};
-use corral_tests::{Corral, artifacts, concurrently, run, scratch_dir, wait_for};
+use corral_tests::{Corral, artifacts, concurrently, new_key, run, scratch_dir, wait_for};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -27,10 +27,7 @@ fn wait_for_lines(corral: &Corral, target: &str, count: usize) -> Vec<Value> {
 fn access_log_names_request_tenant_and_tokens() {
     let file = scratch_dir().join("keys.toml");
     let file = file.to_str().expect("a path in UTF-8");
-    let line = [
-        "keys", "new", "--tenant", "alice", "--name", "phone", "--append", file,
-    ];
-    let key = run(line).stdout.trim().to_owned();
+    let key = new_key(file, &["--tenant", "alice", "--name", "phone"]);
     assert!(key.starts_with("corral_"), "{key}");
     let arguments = [&JSON[..], &["--keys", file, "--open-route", "/hello"]].concat();
     let corral = Corral::start_with(&arguments);

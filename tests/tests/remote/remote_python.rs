@@ -2,7 +2,8 @@
 
 use corral_tests::pictures::{drawn_sum, projector};
 use corral_tests::{
-    Corral, Identity, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, run_command, scratch_dir,
+    Corral, Identity, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, limited_key_file,
+    run_command, scratch_dir,
 };
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -263,10 +264,8 @@ fn bad_key_is_named() {
 
 #[test]
 fn session_over_its_quota_is_refused() {
-    let (file, key) = key_file();
     let limits = "[tenant.alice]\nconcurrent-requests = 1\ntokens-per-request = 100\n";
-    let keys = std::fs::read_to_string(&file).expect("readable") + limits;
-    std::fs::write(&file, keys).expect("own directory");
+    let (file, key) = limited_key_file(limits);
     let corral = start(&["--keys", &file]);
     let [second, text, many, left] = &lines("quota", &[&url(&corral), &key])[..] else {
         panic!("it prints four lines");
