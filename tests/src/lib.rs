@@ -19,6 +19,7 @@ mod connection;
 pub mod deployments;
 mod example_cluster;
 mod example_forms;
+pub mod jobs;
 pub mod linked_components;
 mod load;
 pub mod media;

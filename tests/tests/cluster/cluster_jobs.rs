@@ -3,9 +3,8 @@
 
 use corral_tests::cluster::{host, host_in};
 use corral_tests::deployments::{deploy_plugin, show};
-use corral_tests::{
-    Corral, Nats, Response, Sum, distinct_sums, scratch_dir, seed, serve_stub, wait_for,
-};
+use corral_tests::jobs::{deploy_jobs, id_of, result, send, wait_for_state};
+use corral_tests::{Corral, Nats, Sum, distinct_sums, scratch_dir, seed, serve_stub, wait_for};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -23,8 +22,12 @@ fn hosts<const COUNT: usize>(nats: &Nats) -> [Corral; COUNT] {
 }
 
 /// Deploys a plugin through the first host, and waits until all take its jobs.
-fn deploy_jobs(hosts: &[&Corral], name: &str, plugin: &str, more: Value) {
+fn deploy_to_all(hosts: &[&Corral], name: &str, plugin: &str, more: Value) {
     deploy_plugin(hosts[0], name, plugin, more);
+    wait_for_jobs(hosts, name);
+}
+
+fn wait_for_jobs(hosts: &[&Corral], name: &str) {
     for host in hosts {
         wait_for("the deployment", || {
             (host.get(&format!("/jobs/{name}")).status == 200).then_some(())
@@ -34,33 +37,8 @@ fn deploy_jobs(hosts: &[&Corral], name: &str, plugin: &str, more: Value) {
 
 /// Deploys `misbehave`, whose jobs have this behavior.
 fn deploy_behavior(hosts: &[&Corral], name: &str, behavior: &str, more: Value) {
-    let mut jobs = json!({"path": format!("/{name}/{behavior}")});
-    let more = more.as_object().expect("an object").clone();
-    jobs.as_object_mut().expect("an object").extend(more);
-    deploy_jobs(hosts, name, "misbehave", json!({ "jobs": jobs }));
-}
-
-fn id_of(answer: &Response) -> String {
-    assert_eq!(answer.status, 202, "{answer:?}");
-    answer.json()["id"].as_str().expect("an id").to_owned()
-}
-
-fn send(host: &Corral, name: &str, body: &str) -> String {
-    id_of(&host.post(&format!("/jobs/{name}"), body))
-}
-
-fn status(host: &Corral, name: &str, id: &str) -> Value {
-    host.get(&format!("/jobs/{name}/{id}")).ok_json()
-}
-
-fn wait_for_state(host: &Corral, name: &str, id: &str, state: &str) -> Value {
-    wait_for(state, || {
-        Some(status(host, name, id)).filter(|job| job["state"] == state)
-    })
-}
-
-fn result(host: &Corral, name: &str, id: &str) -> Response {
-    host.get(&format!("/jobs/{name}/{id}/result"))
+    deploy_jobs(hosts[0], name, behavior, more);
+    wait_for_jobs(hosts, name);
 }
 
 /// Attempts that ended on this host with this event.
@@ -103,7 +81,7 @@ fn check_sums(host: &Corral, sent: &[(Sum, String)]) {
 fn deploy_sums(hosts: &[&Corral]) {
     // One at a time on each host, so that a kill interrupts some.
     let jobs = json!({"queued": 10_000, "concurrency": 1});
-    deploy_jobs(hosts, "sums", "generate", json!({ "jobs": jobs }));
+    deploy_to_all(hosts, "sums", "generate", json!({ "jobs": jobs }));
 }
 
 #[test]
@@ -375,7 +353,7 @@ fn survive_kills(count: usize, kills: usize) {
     let grants = json!({"outbound": [url]});
     let jobs = json!({"queued": 10_000, "concurrency": 1});
     let more = json!({"jobs": jobs, "grants": grants});
-    deploy_jobs(&hosts.each_ref(), "effects", "outbound", more);
+    deploy_to_all(&hosts.each_ref(), "effects", "outbound", more);
     let mut sent: Vec<String> = Vec::new();
     for kill in 0..=kills {
         let target = (kill + 1) * count / (kills + 1);

@@ -1,9 +1,8 @@
 //! Jobs: sent at `/jobs/NAME`, run later in the process, and kept through kills.
 
 use corral_tests::deployments::{deploy_plugin, manifest, try_deploy, upload};
-use corral_tests::{
-    Corral, Response, Sum, artifacts, distinct_sums, new_key, scratch_dir, seed, wait_for,
-};
+use corral_tests::jobs::{deploy_jobs, id_of, result, send, status, wait_for_state};
+use corral_tests::{Corral, Sum, artifacts, distinct_sums, new_key, scratch_dir, seed, wait_for};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -11,42 +10,6 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
-
-/// Deploys `misbehave` as `name` with jobs for `behavior`; `more` is added to `jobs`.
-fn deploy_jobs(corral: &Corral, name: &str, behavior: &str, more: Value) {
-    let mut jobs = json!({"path": format!("/{name}/{behavior}")});
-    let more = more.as_object().expect("an object").clone();
-    jobs.as_object_mut().expect("an object").extend(more);
-    deploy_plugin(corral, name, "misbehave", json!({ "jobs": jobs }));
-}
-
-/// Sends a job, which must be accepted, and returns its id.
-fn send(corral: &Corral, name: &str, body: &str) -> String {
-    let answer = corral.post(&format!("/jobs/{name}"), body);
-    id_of(&answer)
-}
-
-fn id_of(answer: &Response) -> String {
-    assert_eq!(answer.status, 202, "{answer:?}");
-    let id = answer.json()["id"].as_str().expect("an id").to_owned();
-    let location = answer.header("location").expect("a location");
-    assert!(location.ends_with(&id), "{answer:?}");
-    id
-}
-
-fn status(corral: &Corral, name: &str, id: &str) -> Value {
-    corral.get(&format!("/jobs/{name}/{id}")).ok_json()
-}
-
-fn wait_for_state(corral: &Corral, name: &str, id: &str, state: &str) -> Value {
-    wait_for(state, || {
-        Some(status(corral, name, id)).filter(|job| job["state"] == state)
-    })
-}
-
-fn result(corral: &Corral, name: &str, id: &str) -> Response {
-    corral.get(&format!("/jobs/{name}/{id}/result"))
-}
 
 #[test]
 fn jobs_answer_as_requests_do() {
