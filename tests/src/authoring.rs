@@ -151,8 +151,7 @@ pub fn check_chat_and_job(projects: [&Path; 2]) {
 
 /// The values of a response's server-sent events.
 fn events(server: &Corral, path: &str, body: &Value) -> Vec<Value> {
-    let answer = server.post(path, body.to_string());
-    assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    let answer = server.post_ok(path, body.to_string());
     let lines = answer.body.lines();
     let values = lines.filter_map(|line| line.strip_prefix("data: "));
     let values = values.map(|value| serde_json::from_str(value).expect("JSON"));

@@ -73,6 +73,22 @@ impl Corral {
         Response::read(self.send(self.public(), "POST", path, &[JSON], body.as_ref()))
     }
 
+    /// [`post`](Self::post); the response must be 200.
+    #[track_caller]
+    pub fn post_ok(&self, path: &str, body: impl AsRef<[u8]>) -> Response {
+        let body = body.as_ref();
+        let answer = self.post(path, body);
+        let start = String::from_utf8_lossy(&body[..body.len().min(200)]);
+        assert_eq!(answer.status, 200, "{path} {start}: {answer:?}");
+        answer
+    }
+
+    /// Posts JSON; the response must be 200, with JSON.
+    #[track_caller]
+    pub fn post_json(&self, path: &str, body: &Value) -> Value {
+        self.post_ok(path, body.to_string()).json()
+    }
+
     /// Any request with these headers on the public listener.
     pub fn request(
         &self,
@@ -170,10 +186,7 @@ impl Corral {
 
     /// The same at another route of `generate`.
     pub fn generate_at(&self, route: &str, request: &Value) -> Value {
-        let request = request.to_string();
-        let answer = self.post(route, &request);
-        let start: String = request.chars().take(200).collect();
-        assert_eq!(answer.status, 200, "{start}: {answer:?}");
+        let answer = self.post_ok(route, request.to_string());
         assert_eq!(answer.header("content-type"), Some("application/json"));
         answer.json()
     }

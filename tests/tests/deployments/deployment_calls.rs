@@ -12,9 +12,7 @@ fn deploy_caller(corral: &Corral, name: &str, deployments: Value) {
 
 /// What the caller reports of a request.
 fn send(corral: &Corral, name: &str, request: &Value) -> Value {
-    let answer = corral.post(&format!("/{name}"), request.to_string());
-    assert_eq!(answer.status, 200, "{request}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/{name}"), request)
 }
 
 fn post(url: &str, body: &Value) -> Value {

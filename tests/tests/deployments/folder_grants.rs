@@ -53,9 +53,7 @@ fn grants() -> Value {
 
 /// What the test plugin at `/NAME` responds.
 fn call(corral: &Corral, name: &str, call: Value) -> Value {
-    let answer = corral.post(&format!("/{name}"), call.to_string());
-    assert_eq!(answer.status, 200, "{call}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/{name}"), &call)
 }
 
 fn is_error(value: &Value) -> bool {

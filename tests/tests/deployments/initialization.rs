@@ -9,9 +9,7 @@ use serde_json::{Value, json};
 
 /// The 10,000th prime number, how often the call computed the table, and the number of the call in its instance.
 fn call(corral: &Corral, name: &str) -> String {
-    let answer = corral.post(&format!("/{name}"), "9999");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    answer.body
+    corral.post_ok(&format!("/{name}"), "9999").body
 }
 
 /// What `corral show` knows of the initialization of the serving revision.

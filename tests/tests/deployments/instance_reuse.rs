@@ -13,9 +13,7 @@ fn deploy(corral: &Corral, name: &str, reuse: Value) {
 
 /// The text of a call, which must succeed.
 fn call(corral: &Corral, path: &str) -> String {
-    let answer = corral.post(path, "");
-    assert_eq!(answer.status, 200, "{path}: {answer:?}");
-    answer.body
+    corral.post_ok(path, "").body
 }
 
 fn metric(corral: &Corral, name: &str, deployment: &str) -> f64 {

@@ -20,9 +20,7 @@ fn deploy(corral: &Corral, name: &str, outbound: Value) {
 
 /// Lets the plugin at `/NAME` send a request, and returns what it reports.
 fn send(corral: &Corral, name: &str, request: &Value) -> Value {
-    let answer = corral.post(&format!("/{name}"), request.to_string());
-    assert_eq!(answer.status, 200, "{request}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/{name}"), request)
 }
 
 fn get(corral: &Corral, name: &str, url: &str) -> Value {

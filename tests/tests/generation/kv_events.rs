@@ -328,11 +328,7 @@ fn rendered_tokens_are_those_of_events() {
             json!({"messages": messages, "max_tokens": 1}),
         ),
     ] {
-        let post = |path: &str| {
-            let answer = corral.post(path, request.to_string());
-            assert_eq!(answer.status, 200, "{path}: {answer:?}");
-            answer.json()
-        };
+        let post = |path: &str| corral.post_json(path, &request);
         let rendered = post(&format!("{path}/render"));
         // Completions may have several prompts.
         let rendered = rendered.get(0).unwrap_or(&rendered);

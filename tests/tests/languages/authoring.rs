@@ -79,9 +79,7 @@ fn deploy(server: &Corral, project: &Path) {
 
 /// The answer of a deployment of [`project`].
 fn post(server: &Corral, template: &str, body: impl AsRef<[u8]>) -> String {
-    let answer = server.post(&format!("/try-{template}"), body);
-    assert_eq!(answer.status, 200, "{template}: {answer:?}");
-    answer.body
+    server.post_ok(&format!("/try-{template}"), body).body
 }
 
 /// The guide's commands as typed, beside a server that runs already.

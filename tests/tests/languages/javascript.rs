@@ -105,9 +105,7 @@ fn examples() -> PathBuf {
 }
 
 fn post(corral: &Corral, name: &str, body: &Value) -> Value {
-    let answer = corral.post(&format!("/javascript/{name}"), body.to_string());
-    assert_eq!(answer.status, 200, "{name} {body}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/javascript/{name}"), body)
 }
 
 #[test]
@@ -131,8 +129,7 @@ fn examples_answer_as_in_rust() {
     );
     // The host's events and the plugin's have the same text, and end with the outcome.
     for name in ["framed", "written"] {
-        let answer = corral.post(&format!("/javascript/{name}"), SUM.question());
-        assert_eq!(answer.status, 200, "{answer:?}");
+        let answer = corral.post_ok(&format!("/javascript/{name}"), SUM.question());
         let events = answer.body.split_terminator("\n\n");
         let events = events.map(|event| event.strip_prefix("data: ").expect("an event"));
         let events = events.map(|event| serde_json::from_str(event).expect("JSON"));

@@ -261,8 +261,7 @@ fn log_lines_have_level_request_and_deployment() {
     let corral = Corral::start_with_store(&JSON);
     deploy_plugin(&corral, "a", "config", json!({}));
     let levels = json!({"log": ["trace", "debug", "info", "warn", "error", "critical"]});
-    let answer = corral.post("/a", levels.to_string());
-    assert_eq!(answer.status, 200, "{answer:?}");
+    let answer = corral.post_ok("/a", levels.to_string());
     let id = answer.header("x-request-id").expect("an id");
     corral.wait_until_idle();
     let lines = |arguments: &[&str]| {
