@@ -1,6 +1,6 @@
 //! Projects of authors in languages other than Rust.
 
-use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, wait_for};
+use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, wait_until};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,9 +106,9 @@ pub fn check_saved_change(
     let watch = Watch::start(watch, server);
     // Waits as long as a build may take.
     watch.wait_for("deployed revision 2", 1);
-    wait_for("the changed answer", || {
+    wait_until("the changed answer", || {
         let answer = server.post("/shout", RELIABLE_SUMS[0].question());
-        (answer.body == expected).then_some(())
+        answer.body == expected
     });
 }
 

@@ -1,6 +1,6 @@
 //! A run of `examples/cluster`: hosts and a router, which one script starts and stops.
 
-use crate::{Metrics, TIMEOUT, artifacts, wait_for};
+use crate::{Metrics, TIMEOUT, artifacts, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -116,7 +116,7 @@ impl ClusterRun {
         let process = &self.hosts[host].process;
         kill("KILL", process);
         let files = Path::new("/proc").join(process);
-        wait_for("the end of the host", || (!files.exists()).then_some(()));
+        wait_until("the end of the host", || !files.exists());
     }
 
     /// Stops the script, and asserts that nothing of it is left.

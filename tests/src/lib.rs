@@ -68,7 +68,7 @@ pub use random_server::long_context;
 pub use registry::Registry;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;
-pub use server::{Corral, TIMEOUT, peak_bytes, wait_for};
+pub use server::{Corral, TIMEOUT, peak_bytes, wait_for, wait_until};
 pub use stub_server::{StubRequest, serve_stub};
 pub use suite::run_suite;
 pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};

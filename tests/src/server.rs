@@ -367,9 +367,9 @@ impl Corral {
                 .next()
                 .is_some_and(|rest| rest.starts_with(" T "))
         };
-        wait_for("the stop of all threads", || {
+        wait_until("the stop of all threads", || {
             let mut tasks = std::fs::read_dir(&tasks).expect("it runs").flatten();
-            tasks.all(is_stopped).then_some(())
+            tasks.all(is_stopped)
         });
     }
 
@@ -378,9 +378,7 @@ impl Corral {
         let status = wait_for("the end of the process", || {
             self.child.try_wait().expect("a child process")
         });
-        wait_for("the end of its output", || {
-            self.stderr_reader.is_finished().then_some(())
-        });
+        wait_until("the end of its output", || self.stderr_reader.is_finished());
         status
     }
 
@@ -413,6 +411,11 @@ pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
         assert!(started.elapsed() < TIMEOUT, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until `condition` holds, as [`wait_for`] does.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_for(what, || condition().then_some(()));
 }
 
 impl Drop for Corral {

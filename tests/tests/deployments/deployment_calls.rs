@@ -1,7 +1,7 @@
 //! Plugins that call other deployments of the server.
 
 use corral_tests::deployments::deploy_plugin;
-use corral_tests::{Corral, limited_key_file, wait_for};
+use corral_tests::{Corral, limited_key_file, wait_until};
 use serde_json::{Value, json};
 
 /// Deploys the plugin that sends requests at `/NAME`, which may call these deployments.
@@ -174,8 +174,8 @@ fn call_counts_for_callers_tenant() {
     };
     assert_eq!(ask(), 200);
     let tokens = "corral_quota_tokens_total{kind=\"tenant\",name=\"alice\"}";
-    wait_for("counted tokens", || {
-        (corral.metrics().get_or_zero(tokens) > 5.0).then_some(())
+    wait_until("counted tokens", || {
+        corral.metrics().get_or_zero(tokens) > 5.0
     });
     let refused = (0..8).find(|_| ask() == 429);
     assert!(refused.is_some(), "the tenant's tokens never ran out");
@@ -205,8 +205,8 @@ fn hang_up_ends_called_deployment() {
     let url = "http://faulty.corral.internal/drip";
     let client = corral.begin_post("/caller", json!({"url": url}).to_string());
     let running = |count: f64| {
-        wait_for("running calls", || {
-            (metric(&corral, "calls_running", "faulty") == count).then_some(())
+        wait_until("running calls", || {
+            metric(&corral, "calls_running", "faulty") == count
         });
     };
     running(1.0);

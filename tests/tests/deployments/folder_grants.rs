@@ -1,7 +1,7 @@
 //! `grants.folders`: plugins read the folders that the operator gives and their deployment is granted, and nothing else.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, artifacts, new_key, scratch_dir, serve, wait_for};
+use corral_tests::{Corral, artifacts, new_key, scratch_dir, serve, wait_until};
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -261,9 +261,9 @@ fn tenants_share_no_open_file() {
     more["reuse"] = json!({});
     deploy_plugin(&corral, "a", "folders", more);
     let waiting = |count: f64| {
-        wait_for("waiting instances", || {
+        wait_until("waiting instances", || {
             let name = "corral_deployment_instances_waiting{deployment=\"a\"}";
-            (corral.metrics().get(name) == count).then_some(())
+            corral.metrics().get(name) == count
         });
     };
     let ask = |key: &str, question: Value| {
@@ -297,19 +297,15 @@ fn reload_gives_and_takes_folders() {
     std::fs::write(place.0.join("next/file"), "of the next").expect("written");
     define(json!(["docs=next"]));
     corral.signal("HUP");
-    wait_for("the next folder", || {
-        (read() == "of the next").then_some(())
-    });
+    wait_until("the next folder", || read() == "of the next");
     // One that does not exist changes nothing.
     define(json!(["docs=gone"]));
     corral.signal("HUP");
-    wait_for("the error", || {
-        corral.stderr().contains("nothing changes").then_some(())
-    });
+    wait_until("the error", || corral.stderr().contains("nothing changes"));
     assert_eq!(read(), "of the next");
     define(json!([]));
     corral.signal("HUP");
-    wait_for("the end of the folder", || is_error(&read()).then_some(()));
+    wait_until("the end of the folder", || is_error(&read()));
     drop(corral);
 
     // A server without the folder does not serve the deployment until a reload gives it.
@@ -318,9 +314,9 @@ fn reload_gives_and_takes_folders() {
     assert!(problem.contains("the folder 'docs'"), "{problem}");
     define(json!(["docs=docs"]));
     corral.signal("HUP");
-    wait_for("the deployment", || {
+    wait_until("the deployment", || {
         let answer = corral.post("/a", json!({"read": "/docs/file"}).to_string());
-        (answer.status == 200 && answer.body.contains("of the folder")).then_some(())
+        answer.status == 200 && answer.body.contains("of the folder")
     });
 }
 

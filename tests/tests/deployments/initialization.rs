@@ -52,9 +52,9 @@ fn initialization_works_with_reuse_and_middleware() {
     let more = json!({"initialize": true, "reuse": {}, "linked": {"middleware": [middleware]}});
     deploy_plugin(&corral, "ready", "initialized", more);
     assert_eq!(call(&corral, "ready"), "104729 0 1");
-    corral_tests::wait_for("the instance waits", || {
+    corral_tests::wait_until("the instance waits", || {
         let waiting = "corral_deployment_instances_waiting{deployment=\"ready\"}";
-        (corral.metrics().get(waiting) == 1.0).then_some(())
+        corral.metrics().get(waiting) == 1.0
     });
     assert_eq!(call(&corral, "ready"), "104729 0 2");
 }

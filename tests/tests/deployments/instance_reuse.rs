@@ -1,7 +1,7 @@
 //! Deployments whose calls reuse an instance.
 
 use corral_tests::deployments::deploy_plugin;
-use corral_tests::{Corral, concurrently, new_key, scratch_dir, wait_for};
+use corral_tests::{Corral, concurrently, new_key, scratch_dir, wait_until};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,9 +31,7 @@ fn waiting(corral: &Corral, deployment: &str) -> f64 {
 
 /// Waits until this many instances wait: a call's response may end a little before the call does.
 fn wait_for_waiting(corral: &Corral, deployment: &str, count: f64) {
-    wait_for("waiting instances", || {
-        (waiting(corral, deployment) == count).then_some(())
-    });
+    wait_until("waiting instances", || waiting(corral, deployment) == count);
 }
 
 #[test]
@@ -112,8 +110,8 @@ fn held_handles_and_memory_end_instance() {
     deploy_plugin(&corral, "turns", "misbehave", limits);
     for segment in ["keep", "fields"] {
         corral.post(&format!("/turns/{segment}"), "");
-        wait_for("the end of the call", || {
-            (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
+        wait_until("the end of the call", || {
+            metric(&corral, "calls_running", "turns") == 0.0
         });
         assert_eq!(waiting(&corral, "turns"), 0.0, "{segment}");
     }
@@ -134,8 +132,8 @@ fn held_headers_end_instance_at_its_memory() {
     deploy_plugin(&corral, "turns", "misbehave", limits);
     let calls = (0..12).map(|_| {
         let calls = call(&corral, "/turns/hoard");
-        wait_for("the end of the call", || {
-            (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
+        wait_until("the end of the call", || {
+            metric(&corral, "calls_running", "turns") == 0.0
         });
         calls.parse::<u32>().expect("a number")
     });
@@ -148,16 +146,16 @@ fn calls_at_once_have_instances_of_their_own() {
     let corral = Corral::start_with_store(&[]);
     deploy(&corral, "turns", json!({"instances": 2}));
     let held: Vec<_> = (0..4).map(|_| corral.drip("/turns")).collect();
-    wait_for("four calls", || {
-        (metric(&corral, "calls_running", "turns") == 4.0).then_some(())
+    wait_until("four calls", || {
+        metric(&corral, "calls_running", "turns") == 4.0
     });
     assert_eq!(reused(&corral, "turns"), 0.0);
     drop(held);
     concurrently(8, &[(); 40], |()| {
         assert_eq!(call(&corral, "/turns/ok"), "ok")
     });
-    wait_for("the end of all calls", || {
-        (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
+    wait_until("the end of all calls", || {
+        metric(&corral, "calls_running", "turns") == 0.0
     });
     assert!(waiting(&corral, "turns") <= 2.0);
 }

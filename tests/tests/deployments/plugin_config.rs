@@ -2,7 +2,7 @@
 //! secret, and a reload replaces it.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, Response, artifacts, run, scratch_dir, serve, wait_for};
+use corral_tests::{Corral, Response, artifacts, run, scratch_dir, serve, wait_until};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -74,7 +74,7 @@ fn reload(corral: &Corral, line: &str) {
     let count = |text: &str| text.matches(line).count();
     let before = count(&corral.stderr());
     corral.signal("HUP");
-    wait_for(line, || (count(&corral.stderr()) > before).then_some(()));
+    wait_until(line, || count(&corral.stderr()) > before);
 }
 
 #[test]
@@ -211,10 +211,9 @@ fn reload_replaces_secrets_of_configuration() {
     // A secret that is taken away is gone at once.
     dir.define(&[]);
     reload(&corral, "secret changed from");
-    wait_for("the end of the secret", || {
+    wait_until("the end of the secret", || {
         let answer = call(&corral, "a", &json!({"get": "key"}));
-        let is_gone = answer.status == 500 && answer.body.contains("the secret 'key'");
-        is_gone.then_some(())
+        answer.status == 500 && answer.body.contains("the secret 'key'")
     });
     check_hidden(&corral.stderr());
     drop(corral);
@@ -228,8 +227,8 @@ fn reload_replaces_secrets_of_configuration() {
     dir.set("key", "s3cret-third");
     dir.define(&["key"]);
     reload(&corral, "reloaded the secrets");
-    wait_for("the deployment", || {
-        (call(&corral, "a", &json!({"get": "key"})).status == 200).then_some(())
+    wait_until("the deployment", || {
+        call(&corral, "a", &json!({"get": "key"})).status == 200
     });
     assert_eq!(value(&corral, "a", "key"), "s3cret-third");
 }

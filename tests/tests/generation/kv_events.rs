@@ -1,6 +1,8 @@
 //! `--kv-events`: what a subscriber of ZeroMQ learns of the prefix caches. The subscriber is `kv_events/subscriber.py`.
 
-use corral_tests::{Corral, TIMEOUT, artifacts, key_file, new_key, run, run_command, wait_for};
+use corral_tests::{
+    Corral, TIMEOUT, artifacts, key_file, new_key, run, run_command, wait_for, wait_until,
+};
 use data_encoding::HEXLOWER;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -335,7 +337,7 @@ fn rendered_tokens_are_those_of_events() {
         let tokens = rendered["token_ids"].as_array().expect("tokens");
         assert!(tokens.len() >= PROMPT, "{rendered}");
         post(path);
-        wait_for("blocks of these tokens", || {
+        wait_until("blocks of these tokens", || {
             let mut blocks = Blocks::default();
             let batches = replay(&corral, 0, &[]);
             batches.iter().for_each(|batch| blocks.apply_batch(batch));
@@ -343,7 +345,7 @@ fn rendered_tokens_are_those_of_events() {
                 let block = json!(block);
                 blocks.known.values().any(|known| known.1 == block)
             };
-            tokens.chunks_exact(BLOCK).all(is_known).then_some(())
+            tokens.chunks_exact(BLOCK).all(is_known)
         });
     }
 }

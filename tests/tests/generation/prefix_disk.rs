@@ -2,7 +2,7 @@
 
 use corral_tests::deployments::deploy_plugin;
 use corral_tests::{
-    Corral, RELIABLE_SUMS, Sum, artifacts, key_file, new_key, scratch_dir, serve, wait_for,
+    Corral, RELIABLE_SUMS, Sum, artifacts, key_file, new_key, scratch_dir, serve, wait_until,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -216,12 +216,12 @@ fn models_keep_their_prefixes_apart() {
     let file = &dir.files("tiny")[0];
     std::fs::copy(file, dir.0.join("second/1.prefix")).expect("copied");
     let corral = dir.start_with(&[], &options);
-    wait_for("the foreign file to be removed", || {
-        dir.files("second").is_empty().then_some(())
+    wait_until("the foreign file to be removed", || {
+        dir.files("second").is_empty()
     });
     corral.wait_for_stderr("a file of a prefix cannot be used");
-    wait_for("the file to be counted", || {
-        (dropped(&corral, "unusable") == 1.0).then_some(())
+    wait_until("the file to be counted", || {
+        dropped(&corral, "unusable") == 1.0
     });
     assert_eq!(ask_at(&corral, "/generate", sum, of_second()), 0.0);
     stop(corral);
@@ -299,8 +299,8 @@ fn oldest_prefixes_leave_the_disk() {
     wait_for_files(&corral, 1);
     assert_eq!(dropped(&corral, "no-room"), 2.0);
     check_read(&corral, third);
-    wait_for("the other files to be removed", || {
-        (dir.files("tiny").len() == 1).then_some(())
+    wait_until("the other files to be removed", || {
+        dir.files("tiny").len() == 1
     });
 }
 

@@ -1,6 +1,8 @@
 //! The commands of an operator against a server with a token, TLS and API keys.
 
-use corral_tests::{Corral, RunOutput, artifacts, new_key, run, run_with, scratch_dir, wait_for};
+use corral_tests::{
+    Corral, RunOutput, artifacts, new_key, run, run_with, scratch_dir, wait_for, wait_until,
+};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -205,8 +207,8 @@ fn top_fits_its_terminal_and_quits() {
             .into_iter()
             .any(|rate| rate.parse::<f64>().is_ok_and(|rate| rate > 0.0))
     };
-    wait_for("a rate of tokens", || {
-        has_rate(&seen.lock().expect("no panic")).then_some(())
+    wait_until("a rate of tokens", || {
+        has_rate(&seen.lock().expect("no panic"))
     });
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(b"jq").expect("taken");

@@ -2,7 +2,7 @@
 
 use corral_tests::{
     Connection, Corral, HttpVersion, TIMEOUT, artifacts, block_on, distinct_sums, run, run_command,
-    scratch_dir, wait_for,
+    scratch_dir, wait_until,
 };
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
@@ -153,8 +153,8 @@ fn upgrade_under_load_loses_no_request() {
     let clients: Vec<_> = (0..CLIENTS).map(work).collect();
     let answers_more = || {
         let before = answered.load(Ordering::Relaxed);
-        wait_for("further answers", || {
-            (answered.load(Ordering::Relaxed) >= before + 5 * CLIENTS).then_some(())
+        wait_until("further answers", || {
+            answered.load(Ordering::Relaxed) >= before + 5 * CLIENTS
         });
     };
     for version in versions.iter().cycle().skip(1).take(UPGRADES) {
