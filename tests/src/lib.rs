@@ -48,7 +48,7 @@ mod wasmtime;
 mod watch;
 
 pub use api_keys::{key_file, limited_key_file, new_key};
-pub use child::{KilledOnDrop, http_agent};
+pub use child::{KilledOnDrop, http_agent, signal};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
 pub use command_line::{
     RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,

@@ -1,6 +1,6 @@
 //! A running `corral serve`: its start, its output and its end. `client` sends requests, `waiting` reads metrics.
 
-use crate::{RunOutput, artifacts, http_agent, run, scratch_dir};
+use crate::{RunOutput, artifacts, http_agent, run, scratch_dir, signal};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -348,12 +348,7 @@ impl Corral {
 
     /// Sends a signal, by its name without `SIG`.
     pub fn signal(&self, name: &str) {
-        let status = Command::new("kill")
-            .arg(format!("-{name}"))
-            .arg(self.child.id().to_string())
-            .status()
-            .expect("kill is there");
-        assert!(status.success(), "kill -{name}");
+        signal(self.child.id(), name);
     }
 
     /// Stops the process, as Ctrl-Z does, and waits until all its threads are stopped. The signal `CONT` continues it.

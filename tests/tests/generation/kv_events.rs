@@ -1,7 +1,7 @@
 //! `--kv-events`: what a subscriber of ZeroMQ learns of the prefix caches. The subscriber is `kv_events/subscriber.py`.
 
 use corral_tests::{
-    Corral, TIMEOUT, artifacts, key_file, new_key, run, run_command, wait_for, wait_until,
+    Corral, TIMEOUT, artifacts, key_file, new_key, run, run_command, signal, wait_for, wait_until,
 };
 use data_encoding::HEXLOWER;
 use rand::{Rng, SeedableRng};
@@ -218,13 +218,6 @@ impl Subscriber {
             }
         }
     }
-
-    fn signal(&self, name: &str) {
-        let kill = Command::new("kill")
-            .args([name, &self.child.id().to_string()])
-            .status();
-        assert!(kill.expect("kill is there").success());
-    }
 }
 
 impl Drop for Subscriber {
@@ -354,7 +347,7 @@ fn rendered_tokens_are_those_of_events() {
 fn stopped_subscriber_delays_nobody() {
     let corral = start(&[]);
     let (mut stopped, mut other) = (Subscriber::start(&corral), Subscriber::start(&corral));
-    stopped.signal("-STOP");
+    signal(stopped.child.id(), "STOP");
     let before = corral.resident_bytes();
     for number in 0..20 {
         ask(&corral, &format!("{number} words "));
@@ -364,7 +357,7 @@ fn stopped_subscriber_delays_nobody() {
     other.until("the last prompt", |blocks| blocks.has(last));
     let grown = corral.resident_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes more");
-    stopped.signal("-CONT");
+    signal(stopped.child.id(), "CONT");
     stopped.until("the last prompt", |blocks| blocks.has(last));
     let missed = "corral_kv_events_missed_batches_total";
     assert_eq!(corral.metrics().get(missed), 0.0);

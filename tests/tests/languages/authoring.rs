@@ -4,7 +4,8 @@
 //! cache. All projects share one target directory and, except for one, the SDK of this checkout, so that it is built once.
 
 use corral_tests::{
-    Corral, RELIABLE_SUMS, RunOutput, Sum, Watch, artifacts, run_command, scratch_dir, wait_for,
+    Corral, RELIABLE_SUMS, RunOutput, Sum, Watch, artifacts, run_command, scratch_dir, signal,
+    wait_for,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -275,10 +276,7 @@ fn watch_serves_what_is_saved() {
     watch.wait_for("the last revision goes on serving", 2);
     assert_eq!(post(&server, "handler", SUM.question()), SUM.answer());
 
-    let interrupt = Command::new("kill")
-        .args(["-INT", &watch.process().id().to_string()])
-        .status();
-    assert!(interrupt.expect("kill is there").success());
+    signal(watch.process().id(), "INT");
     let status = wait_for("the end of the watch", || {
         watch.process().try_wait().expect("own child")
     });
