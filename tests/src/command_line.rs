@@ -151,6 +151,11 @@ pub fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
+/// A path as text.
+pub fn utf8(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
 /// A new, empty directory that no other test uses. A later process of tests removes it.
 pub fn scratch_dir() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -51,7 +51,7 @@ pub use api_keys::{key_file, limited_key_file, new_key};
 pub use child::{KilledOnDrop, http_agent, signal};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
 pub use command_line::{
-    RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,
+    RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, utf8, words,
 };
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use example_cluster::{ClusterHost, ClusterRun, free_ports};

@@ -2,7 +2,7 @@
 //! secret, and a reload replaces it.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, Response, artifacts, run, scratch_dir, serve, wait_until};
+use corral_tests::{Corral, Response, artifacts, run, scratch_dir, serve, utf8, wait_until};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -24,10 +24,6 @@ fn value(corral: &Corral, name: &str, key: &str) -> Value {
 /// Fails if a text contains a secret.
 fn check_hidden(text: &str) {
     assert!(!text.contains(MARK), "{text}");
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
 }
 
 /// All files below a directory.
@@ -65,7 +61,7 @@ impl Directory {
     }
 
     fn start(&self, store: &Path) -> Corral {
-        Corral::start_in(store, &["--config", text(&self.config())])
+        Corral::start_in(store, &["--config", utf8(&self.config())])
     }
 }
 
@@ -243,9 +239,9 @@ fn check_reads_secrets_and_shows_their_places() {
         serve(&[
             "--check",
             "--model",
-            text(&model),
+            utf8(&model),
             "--config",
-            text(&config),
+            utf8(&config),
         ])
     };
     let ended = check();
@@ -265,7 +261,7 @@ fn check_reads_secrets_and_shows_their_places() {
     let ended = run([
         "serve",
         "--model",
-        text(&model),
+        utf8(&model),
         "--secret",
         "key=s3cret-first",
     ]);
@@ -280,7 +276,7 @@ fn check_reads_secrets_and_shows_their_places() {
 fn deploy_sets_entries_of_configuration() {
     let corral = Corral::start_with_store(&[]);
     let component = artifacts::plugin("config");
-    let arguments = ["deploy", text(&component), "--route", "/config"];
+    let arguments = ["deploy", utf8(&component), "--route", "/config"];
     corral.cli_output(
         &[
             &arguments[..],
