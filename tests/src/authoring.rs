@@ -1,6 +1,6 @@
 //! Projects of authors in languages other than Rust.
 
-use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, wait_until};
+use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, scratch_dir, utf8, wait_until};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -112,11 +112,21 @@ pub fn check_saved_change(
     });
 }
 
-/// Deploys the projects `chat` and `job`, of the templates of these names, and checks their answers.
-pub fn check_chat_and_job(projects: [&Path; 2]) {
+/// Makes projects of the templates `chat` and `job` in a language with the command line `corral`, builds and deploys them, and
+/// checks their answers.
+pub fn check_chat_and_job(
+    language: &str,
+    corral: impl Fn(&Path, &[&str]) -> Command,
+    build: impl Fn(&Path),
+) {
     let server = Corral::start_with_store(&[]);
-    for project in projects {
-        server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    let dir = scratch_dir();
+    for name in ["chat", "job"] {
+        let new = ["new", name, "--lang", language, "--template", name];
+        succeeds(corral(&dir, &new));
+        let project = dir.join(name);
+        build(&project);
+        server.cli_output(&["deploy", utf8(&project)]);
     }
     for sum in RELIABLE_SUMS {
         let messages = json!([{"role": "user", "content": sum.question()}]);

@@ -165,19 +165,13 @@ fn link_sdk(project: &Path) {
 
 #[test]
 fn chat_and_job_are_tested_and_built() {
-    let dir = scratch_dir();
-    let projects = ["chat", "job"].map(|name| {
-        let new = ["new", name, "--lang", "js", "--template", name];
-        succeeds(corral(&dir, &new));
-        let project = dir.join(name);
-        link_sdk(&project);
-        let mut suite = node(&project);
+    check_chat_and_job("js", corral, |project| {
+        link_sdk(project);
+        let mut suite = node(project);
         suite.args(["--test", "app.test.js"]);
         assert!(!succeeds(suite).stdout.contains("pass 0"));
-        succeeds(corral(&project, &["build"]));
-        project
+        succeeds(corral(project, &["build"]));
     });
-    check_chat_and_job(projects.each_ref().map(PathBuf::as_path));
 }
 
 #[test]
