@@ -377,6 +377,12 @@ impl Corral {
         status
     }
 
+    /// Ends the process with `SIGTERM`, which must succeed.
+    pub fn shut_down(&mut self) {
+        self.signal("TERM");
+        self.wait_for_success();
+    }
+
     /// Waits for the process to end by itself, which must succeed.
     pub fn wait_for_success(&mut self) {
         let status = self.wait();

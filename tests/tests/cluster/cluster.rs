@@ -199,8 +199,7 @@ fn stopped_host_leaves_list() {
     let nats = Nats::start();
     let [a, mut b] = [host(&nats), host(&nats)];
     wait_for("both hosts", || status_of(&b, &a));
-    b.signal("TERM");
-    b.wait_for_success();
+    b.shut_down();
     assert!(status_of(&b, &a).is_none());
     assert!(deploy_and_wait(&a, &project("x", 1, "")).ends_with("the only host serves it\n"));
 }

@@ -343,8 +343,7 @@ fn shutdown_waits_for_jobs_and_returns_the_rest() {
     wait_until("its start", || {
         status(&corral, "sums", &id)["state"] != "waiting"
     });
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let mut corral = Corral::start_in(&store, &["--grace-period", "0.2"]);
     let ended = status(&corral, "sums", &id);
     assert_eq!(

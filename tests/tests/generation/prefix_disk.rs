@@ -57,8 +57,7 @@ fn wait_for_files(corral: &Corral, files: u32) {
 }
 
 fn stop(mut corral: Corral) {
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
 }
 
 fn dropped(corral: &Corral, reason: &str) -> f64 {
@@ -318,8 +317,7 @@ fn full_disk_fails_no_request() {
     let limited = Command::new("prlimit").args([&pid, "--fsize=0:"]).status();
     assert!(limited.expect("prlimit is there").success());
     assert!(ask(&corral, sum) > 0.0);
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     corral.wait_for_stderr("cannot write");
     assert!(dir.files("tiny").is_empty());
     let corral = dir.start();

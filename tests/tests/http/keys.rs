@@ -144,8 +144,7 @@ fn keys_never_reach_the_log() {
     );
     ask(&corral, "/misbehave/trap", Some(&bearer(&key)), "");
     corral.wait_until_idle();
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let text = std::fs::read_to_string(&file).expect("read");
     for text in [corral.stderr(), text] {
         assert!(!text.contains(&key["corral_".len()..]), "{text}");

@@ -224,6 +224,5 @@ fn drain_delay_accepts_requests_longer() {
     corral.check_alive();
     assert_eq!(corral.get("/healthz").status, 200);
     drop(TcpStream::connect(corral.public()).expect("connected"));
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
 }

@@ -86,8 +86,7 @@ fn cells_by_default_are_explained_at_start() {
     for text in ["KV cells of f16", "--kv-cells N"] {
         assert!(stderr.contains(text), "{stderr}");
     }
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let corral = Corral::start_with(&["--kv-cells", "16384"]);
     let text = corral.stderr();
     assert!(!text.contains("--kv-cells"), "{text}");

@@ -116,13 +116,11 @@ fn text_log_has_time_level_and_message() {
 fn log_level_turns_lines_off() {
     let mut corral = Corral::start_with(&["--log-level", "warn"]);
     corral.check_alive();
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     assert!(!corral.stderr().contains("INFO"), "{}", corral.stderr());
     let mut corral = Corral::start_with(&["--log-level", "info,corral::access=off"]);
     corral.check_alive();
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let stderr = corral.stderr();
     assert!(stderr.contains("loaded model tiny"), "{stderr}");
     assert!(!stderr.contains("request method"), "{stderr}");
@@ -229,8 +227,7 @@ fn unread_log_loses_lines_and_blocks_no_request() {
     }
     corral.check_alive();
     corral.wait_until_idle();
-    corral.signal("TERM");
-    assert_eq!(corral.wait().code(), Some(0));
+    corral.shut_down();
     drop(unread);
 }
 

@@ -162,8 +162,7 @@ fn upgrade_under_load_loses_no_request() {
         install(version, &manager.program);
         assert!(!executes(&corral, &manager.program));
         answers_more();
-        corral.signal("TERM");
-        corral.wait_for_success();
+        corral.shut_down();
         // Some errors of clients are accepted above; the server knows what it has left unanswered.
         let stderr = corral.stderr();
         for text in ["cut off", "complete=false"] {
@@ -225,8 +224,7 @@ fn inherited_socket_waits_until_ready() {
     let expected = "RELOADING=1\nMONOTONIC_USEC=";
     assert!(reloading.starts_with(expected), "{reloading}");
     assert_eq!(manager.notification(), "READY=1");
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     assert_eq!(manager.notification(), "STOPPING=1");
     // The next process answers this one.
     TcpStream::connect(manager.address()).expect("the socket stays open");
