@@ -22,6 +22,13 @@ pub struct RunOutput {
 }
 
 impl RunOutput {
+    /// Asserts the exit code 0.
+    #[track_caller]
+    pub fn check_success(self) -> Self {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self
+    }
+
     /// Asserts this exit code, no output, and one line with an error that contains these texts. Progress may precede
     /// the error.
     pub fn check_error(&self, code: i32, expected: &[&str]) {

@@ -251,8 +251,7 @@ fn check_reads_secrets_and_shows_their_places() {
     );
     check_hidden(&format!("{ended:?}"));
     dir.set("other", "s3cret-other");
-    let ended = check();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = check().check_success();
     let place = dir.0.join("key");
     let line = format!("secret key is in the file {}\n", place.display());
     assert!(ended.stdout.contains(&line), "{ended:?}");

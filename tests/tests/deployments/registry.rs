@@ -174,8 +174,7 @@ fn registry_with_tls_wants_login() {
     push(nobody, &words).check_error(1, &["refuses the user 'alice' and its password (401"]);
     let words = login(&password);
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let pushed = push(nobody, &words);
-    assert_eq!(pushed.code, Some(0), "{pushed:?}");
+    let pushed = push(nobody, &words).check_success();
     run_with(
         &[("DOCKER_CONFIG", nobody)],
         ["pull", &tag, "--registry-user", "alice"],

@@ -402,8 +402,7 @@ fn check_names_events_and_bad_addresses() {
         let model = model.to_str().expect("a path in UTF-8");
         run(["serve", "--check", "--model", model, "--kv-events", address])
     };
-    let good = check("tcp://127.0.0.1:5557");
-    assert_eq!(good.code, Some(0), "{good:?}");
+    let good = check("tcp://127.0.0.1:5557").check_success();
     assert!(
         good.stdout.contains("kv-events on tcp://127.0.0.1:5557"),
         "{good:?}"

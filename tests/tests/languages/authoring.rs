@@ -68,8 +68,7 @@ fn project(template: &str) -> PathBuf {
 fn deploy(server: &Corral, project: &Path) {
     let mut test = command("cargo", project);
     test.args(["test", "--quiet"]);
-    let ended = run(test);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = run(test).check_success();
     assert!(ended.stdout.contains(" passed"), "{ended:?}");
     let printed = succeeds(project, &["build"]);
     let name = project.file_name().expect("a name").to_string_lossy();
@@ -109,8 +108,7 @@ fn first_plugin_of_the_guide_answers() {
         .env("PATH", format!("{}:{path}", programs.display()))
         .env("CORRAL_ADMIN", server.admin())
         .env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
-    let ended = run(shell);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = run(shell).check_success();
     assert_eq!(ended.stdout.lines().last(), Some("19"), "{ended:?}");
 }
 

@@ -183,8 +183,7 @@ fn new_project_is_built_and_watched() {
     let build = || run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     build().check_error(1, &["the build failed"]);
     link_sdk(&project);
-    let built = build();
-    assert_eq!(built.code, Some(0), "{built:?}");
+    let built = build().check_success();
     assert!(built.stdout.starts_with("shout.wasm ("), "{built:?}");
     let server = deploy_shout(&project);
 

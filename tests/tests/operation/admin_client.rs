@@ -144,13 +144,11 @@ fn token_comes_from_file_store_or_variable() {
         ],
     );
     for more in [["--token-file", &file], ["--store", store]] {
-        let ended = run([&top[..], &more].concat());
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        run([&top[..], &more].concat()).check_success();
     }
     let variables = [("CORRAL_ADMIN_TOKEN", &*token), ("CORRAL_ADMIN", &*admin)];
     for command in [&["top", "--once"][..], &["list"]] {
-        let ended = run_with(&variables, command);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        run_with(&variables, command).check_success();
     }
     let wrong = [
         ("CORRAL_ADMIN_TOKEN", "wrong-wrong-wrong"),

@@ -71,8 +71,7 @@ fn ask(corral: &Corral, authorization: &str) -> Response {
 
 #[test]
 fn every_option_of_help_has_a_field() {
-    let ended = run(["config", "schema"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = run(["config", "schema"]).check_success();
     let published: Value = serde_json::from_str(&ended.stdout).expect("JSON");
     let fields = published["properties"].as_object().expect("fields");
     let help = run(["serve", "--help"]).stdout;
@@ -167,8 +166,7 @@ fn check_prints_plan_and_touches_nothing() {
 fn check_succeeds_beside_running_server() {
     let dir = Directory::new("store = 'store'\nsnapshot-dir = 'snapshots'");
     let corral = dir.start();
-    let ended = dir.check(&["--listen", corral.public()]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    dir.check(&["--listen", corral.public()]).check_success();
 }
 
 #[test]

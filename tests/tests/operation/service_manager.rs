@@ -75,8 +75,7 @@ fn versions(dir: &Path) -> [PathBuf; 2] {
         let file = dir.join(format!("corral{flag}"));
         let mut strip = Command::new("strip");
         strip.args([flag, "-o"]).args([&file, &artifacts::binary()]);
-        let ended = run_command(&mut strip, TIMEOUT);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        run_command(&mut strip, TIMEOUT).check_success();
         file
     })
 }
@@ -261,16 +260,14 @@ fn packages_get_completions_and_man_pages() {
         ("zsh", "#compdef corral"),
         ("fish", "complete -c corral"),
     ] {
-        let ended = run(["completions", shell]);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let ended = run(["completions", shell]).check_success();
         assert!(ended.stdout.contains(expected), "{shell}");
         assert!(ended.stdout.contains("kv-cells"), "{shell}");
     }
     run(["completions", "tcl"]).check_error(2, &["tcl"]);
     let dir = scratch_dir();
     let path = dir.to_str().expect("a path in UTF-8");
-    let ended = run(["man-pages", path]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    run(["man-pages", path]).check_success();
     let page = |name: &str| std::fs::read_to_string(dir.join(name)).expect(name);
     assert!(page("corral.1").contains("corral\\-serve(1)"));
     assert!(page("corral-serve.1").contains("\\-\\-kv\\-cells"));
