@@ -17,3 +17,11 @@ pub fn key_file() -> (String, String) {
     let key = new_key(&file, &["--tenant", "alice"]);
     (file.to_str().expect("a path in UTF-8").to_owned(), key)
 }
+
+/// The same with these limits, as in a file of keys.
+pub fn limited_key_file(limits: &str) -> (String, String) {
+    let (file, key) = key_file();
+    let text = std::fs::read_to_string(&file).expect("readable");
+    std::fs::write(&file, text + limits).expect("own directory");
+    (file, key)
+}

@@ -1,6 +1,6 @@
 //! Projects of authors in languages other than Rust.
 
-use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, wait_for};
+use crate::{Corral, RELIABLE_SUMS, RunOutput, Watch, run_command, scratch_dir, utf8, wait_until};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,9 +16,7 @@ pub fn root() -> PathBuf {
 
 /// Runs a suite or a build, which must succeed.
 pub fn succeeds(mut command: Command) -> RunOutput {
-    let ended = run_command(&mut command, BUILD_TIMEOUT);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    ended
+    run_command(&mut command, BUILD_TIMEOUT).check_success()
 }
 
 /// Deploys the project `shout`, which answers sums. Returns the server.
@@ -106,17 +104,27 @@ pub fn check_saved_change(
     let watch = Watch::start(watch, server);
     // Waits as long as a build may take.
     watch.wait_for("deployed revision 2", 1);
-    wait_for("the changed answer", || {
+    wait_until("the changed answer", || {
         let answer = server.post("/shout", RELIABLE_SUMS[0].question());
-        (answer.body == expected).then_some(())
+        answer.body == expected
     });
 }
 
-/// Deploys the projects `chat` and `job`, of the templates of these names, and checks their answers.
-pub fn check_chat_and_job(projects: [&Path; 2]) {
+/// Makes projects of the templates `chat` and `job` in a language with the command line `corral`, builds and deploys them, and
+/// checks their answers.
+pub fn check_chat_and_job(
+    language: &str,
+    corral: impl Fn(&Path, &[&str]) -> Command,
+    build: impl Fn(&Path),
+) {
     let server = Corral::start_with_store(&[]);
-    for project in projects {
-        server.cli_output(&["deploy", project.to_str().expect("a path in UTF-8")]);
+    let dir = scratch_dir();
+    for name in ["chat", "job"] {
+        let new = ["new", name, "--lang", language, "--template", name];
+        succeeds(corral(&dir, &new));
+        let project = dir.join(name);
+        build(&project);
+        server.cli_output(&["deploy", utf8(&project)]);
     }
     for sum in RELIABLE_SUMS {
         let messages = json!([{"role": "user", "content": sum.question()}]);
@@ -151,8 +159,7 @@ pub fn check_chat_and_job(projects: [&Path; 2]) {
 
 /// The values of a response's server-sent events.
 fn events(server: &Corral, path: &str, body: &Value) -> Vec<Value> {
-    let answer = server.post(path, body.to_string());
-    assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    let answer = server.post_ok(path, body.to_string());
     let lines = answer.body.lines();
     let values = lines.filter_map(|line| line.strip_prefix("data: "));
     let values = values.map(|value| serde_json::from_str(value).expect("JSON"));

@@ -44,8 +44,7 @@ pub fn bench_within(limit: Duration, words: &str, files: &[FileOption<'_>]) -> R
 
 /// The JSON object of a bench, which must succeed.
 pub fn measure(words: &str, files: &[FileOption<'_>]) -> Value {
-    let ended = bench(&format!("{words} --json"), files);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = bench(&format!("{words} --json"), files).check_success();
     object(words, &ended)
 }
 

@@ -13,15 +13,20 @@ pub const ENDLESS_TOKENS: u32 = 16_000;
 /// `--kv-cells` for four [`Corral::endless`] streams at once.
 pub const MANY_CELLS: &str = "65536";
 
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// A response whose body is not read yet.
+type Sent = ureq::http::Response<ureq::Body>;
+
 impl Corral {
     /// `GET` on the public listener.
     pub fn get(&self, path: &str) -> Response {
-        self.get_from(self.public(), path)
+        self.request("GET", path, &[], "")
     }
 
     /// `GET` on the admin listener, without the token.
     pub fn get_admin(&self, path: &str) -> Response {
-        self.get_from(self.admin(), path)
+        self.request_admin_as("GET", path, &[], "")
     }
 
     /// Sends a request to the admin listener, with the token if the server has one.
@@ -43,14 +48,13 @@ impl Corral {
 
     /// `GET` on the admin API, read as a stream.
     pub fn stream_admin(&self, path: &str) -> EventStream {
-        let sent = self.send_admin("GET", path, b"");
-        EventStream::new(sent.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+        EventStream::new(self.send_admin("GET", path, b"").expect(path))
     }
 
     /// `POST` on the admin listener with the token, read as a stream.
     pub fn stream_admin_post(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
         let sent = self.send_admin("POST", path, body.as_ref());
-        EventStream::new(sent.unwrap_or_else(|error| panic!("POST {path}: {error}")))
+        EventStream::new(sent.expect(path))
     }
 
     /// Sends a request with these headers to the admin listener, without the token.
@@ -61,41 +65,28 @@ impl Corral {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Response {
-        self.request_to(self.admin(), method, path, headers, body)
-    }
-
-    fn send_admin(
-        &self,
-        method: &str,
-        path: &str,
-        body: &[u8],
-    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
-        let request = ureq::http::Request::builder()
-            .method(method)
-            .uri(format!("http://{}{path}", self.admin()))
-            .header("content-type", "application/json");
-        let request = match self.token() {
-            Some(token) => request.header("authorization", format!("Bearer {token}")),
-            None => request,
-        };
-        if matches!(method, "GET" | "DELETE") {
-            self.agent.run(request.body(()).expect("a good request"))
-        } else {
-            self.agent.run(request.body(body).expect("a good request"))
-        }
-    }
-
-    fn get_from(&self, address: &str, path: &str) -> Response {
-        let response = self.agent.get(format!("http://{address}{path}")).call();
-        Response::read(response.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+        Response::read(self.send(self.admin(), method, path, headers, body.as_bytes()))
     }
 
     /// `POST` on the public listener.
     pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Response {
-        Response::read(
-            self.try_post(path, body.as_ref())
-                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
-        )
+        Response::read(self.send(self.public(), "POST", path, &[JSON], body.as_ref()))
+    }
+
+    /// [`post`](Self::post); the response must be 200.
+    #[track_caller]
+    pub fn post_ok(&self, path: &str, body: impl AsRef<[u8]>) -> Response {
+        let body = body.as_ref();
+        let answer = self.post(path, body);
+        let start = String::from_utf8_lossy(&body[..body.len().min(200)]);
+        assert_eq!(answer.status, 200, "{path} {start}: {answer:?}");
+        answer
+    }
+
+    /// Posts JSON; the response must be 200, with JSON.
+    #[track_caller]
+    pub fn post_json(&self, path: &str, body: &Value) -> Value {
+        self.post_ok(path, body.to_string()).json()
     }
 
     /// Any request with these headers on the public listener.
@@ -106,7 +97,7 @@ impl Corral {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Response {
-        self.request_to(self.public(), method, path, headers, body)
+        Response::read(self.send(self.public(), method, path, headers, body.as_bytes()))
     }
 
     /// `POST` with these headers on the public listener, read as a stream.
@@ -116,58 +107,52 @@ impl Corral {
         headers: &[(&str, &str)],
         body: &str,
     ) -> EventStream {
-        EventStream::new(self.send_to(self.public(), "POST", path, headers, body))
+        EventStream::new(self.send(self.public(), "POST", path, headers, body.as_bytes()))
     }
 
-    fn request_to(
+    /// `POST` on the public listener, read as a stream.
+    pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
+        EventStream::new(self.send(self.public(), "POST", path, &[JSON], body.as_ref()))
+    }
+
+    /// Sends a request to the admin listener, with the token if the server has one.
+    fn send_admin(&self, method: &str, path: &str, body: &[u8]) -> Result<Sent, ureq::Error> {
+        let token = self.token().map(|token| format!("Bearer {token}"));
+        let mut headers = vec![JSON];
+        headers.extend(token.as_deref().map(|token| ("authorization", token)));
+        self.try_send(self.admin(), method, path, &headers, body)
+    }
+
+    fn send(
         &self,
         address: &str,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
-        body: &str,
-    ) -> Response {
-        Response::read(self.send_to(address, method, path, headers, body))
+        body: &[u8],
+    ) -> Sent {
+        self.try_send(address, method, path, headers, body)
+            .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    fn send_to(
+    fn try_send(
         &self,
         address: &str,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
-        body: &str,
-    ) -> ureq::http::Response<ureq::Body> {
+        body: &[u8],
+    ) -> Result<Sent, ureq::Error> {
         let mut request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("http://{address}{path}"));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let response = match method {
+        match method {
             "POST" | "PUT" => self.agent.run(request.body(body).expect("a good request")),
             _ => self.agent.run(request.body(()).expect("a good request")),
-        };
-        response.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
-    }
-
-    /// `POST` on the public listener, read as a stream.
-    pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
-        EventStream::new(
-            self.try_post(path, body.as_ref())
-                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
-        )
-    }
-
-    fn try_post(
-        &self,
-        path: &str,
-        body: &[u8],
-    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
-        self.agent
-            .post(format!("http://{}{path}", self.public()))
-            .header("content-type", "application/json")
-            .send(body)
+        }
     }
 
     /// Sends a `POST` on the public listener without reading the response. Dropping the connection hangs up.
@@ -201,10 +186,7 @@ impl Corral {
 
     /// The same at another route of `generate`.
     pub fn generate_at(&self, route: &str, request: &Value) -> Value {
-        let request = request.to_string();
-        let answer = self.post(route, &request);
-        let start: String = request.chars().take(200).collect();
-        assert_eq!(answer.status, 200, "{start}: {answer:?}");
+        let answer = self.post_ok(route, request.to_string());
         assert_eq!(answer.header("content-type"), Some("application/json"));
         answer.json()
     }

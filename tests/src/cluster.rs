@@ -1,7 +1,7 @@
 //! Hosts of a cluster, and a deployment that tells its version.
 
 use crate::deployments::manifest;
-use crate::{Corral, Nats, artifacts, scratch_dir, wait_for};
+use crate::{Corral, Nats, artifacts, scratch_dir, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -61,8 +61,8 @@ pub fn version(corral: &Corral, name: &str) -> u64 {
 
 /// Waits until this version answers at `/NAME`.
 pub fn wait_for_version(corral: &Corral, name: &str, version: u64) {
-    wait_for(&format!("version {version} of {name}"), || {
-        (try_version(corral, name) == Some(version)).then_some(())
+    wait_until(&format!("version {version} of {name}"), || {
+        try_version(corral, name) == Some(version)
     });
 }
 

@@ -22,6 +22,13 @@ pub struct RunOutput {
 }
 
 impl RunOutput {
+    /// Asserts the exit code 0.
+    #[track_caller]
+    pub fn check_success(self) -> Self {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self
+    }
+
     /// Asserts this exit code, no output, and one line with an error that contains these texts. Progress may precede
     /// the error.
     pub fn check_error(&self, code: i32, expected: &[&str]) {
@@ -149,6 +156,11 @@ fn read_all(pipe: &mut impl Read) -> String {
 /// The words of a command line, which are separated by blanks.
 pub fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
+}
+
+/// A path as text.
+pub fn utf8(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
 }
 
 /// A new, empty directory that no other test uses. A later process of tests removes it.

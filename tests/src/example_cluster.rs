@@ -1,8 +1,8 @@
 //! A run of `examples/cluster`: hosts and a router, which one script starts and stops.
 
-use crate::{Metrics, TIMEOUT, artifacts, wait_for};
+use crate::child::find_in_output;
+use crate::{Metrics, TIMEOUT, artifacts, wait_for, wait_until};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -45,7 +45,7 @@ impl ClusterRun {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the script starts");
-        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let output = child.stdout.take().expect("piped");
         // From here on, dropping `run` stops the script.
         let mut run = ClusterRun {
             script: child,
@@ -58,16 +58,10 @@ impl ClusterRun {
                 .build()
                 .into(),
         };
-        let mut read = String::new();
-        while !read.contains("Ctrl-C stops them") {
-            let mut line = String::new();
-            let count = output.read_line(&mut line).expect("readable");
-            read += &line;
-            assert!(count > 0, "{script}.sh ended: {read}");
+        find_in_output(output, |line| {
             run.hosts.extend(host(line.trim_end()));
-        }
-        // It ends with the script.
-        std::thread::spawn(move || output.read_to_end(&mut Vec::new()));
+            line.contains("Ctrl-C stops them").then_some(())
+        });
         run
     }
 
@@ -116,7 +110,7 @@ impl ClusterRun {
         let process = &self.hosts[host].process;
         kill("KILL", process);
         let files = Path::new("/proc").join(process);
-        wait_for("the end of the host", || (!files.exists()).then_some(()));
+        wait_until("the end of the host", || !files.exists());
     }
 
     /// Stops the script, and asserts that nothing of it is left.

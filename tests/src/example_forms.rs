@@ -2,7 +2,7 @@
 
 use crate::deployments::{deploy, manifest, upload};
 use crate::{Corral, RELIABLE_SUMS};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::Path;
 
 /// The examples that have a form in Rust, Python and JavaScript.
@@ -53,8 +53,8 @@ pub fn start_examples(route: &str, names: &[&'static str], plugins: &[String]) -
         if !names.contains(&name) {
             continue;
         }
-        let found = post(&corral, &format!("{route}/{name}"), &body);
-        let rust = post(&corral, &format!("/rust/{name}"), &body);
+        let found = corral.post_json(&format!("{route}/{name}"), &body);
+        let rust = corral.post_json(&format!("/rust/{name}"), &body);
         for member in [
             "text",
             "answer",
@@ -69,8 +69,7 @@ pub fn start_examples(route: &str, names: &[&'static str], plugins: &[String]) -
     // Forks share the prompt.
     let prompt = sum.question_in(400);
     let before = corral.wait_until_idle();
-    let answer = post(
-        &corral,
+    let answer = corral.post_json(
         &format!("{route}/best-of-n"),
         &json!({"prompt": prompt, "n": 8, "max_tokens": 4}),
     );
@@ -148,10 +147,4 @@ fn refuse_wrong_requests(corral: &Corral, route: &str, names: &[&str]) {
         let rust = corral.post(&format!("/rust/{name}"), &body);
         assert_eq!(rust.status, 400, "{line}: {rust:?}");
     }
-}
-
-fn post(corral: &Corral, path: &str, body: &Value) -> Value {
-    let answer = corral.post(path, body.to_string());
-    assert_eq!(answer.status, 200, "{path} {body}: {answer:?}");
-    answer.json()
 }

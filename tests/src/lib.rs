@@ -19,6 +19,7 @@ mod connection;
 pub mod deployments;
 mod example_cluster;
 mod example_forms;
+pub mod jobs;
 pub mod linked_components;
 mod load;
 pub mod media;
@@ -46,11 +47,11 @@ mod upstream;
 mod wasmtime;
 mod watch;
 
-pub use api_keys::{key_file, new_key};
-pub use child::{KilledOnDrop, http_agent};
+pub use api_keys::{key_file, limited_key_file, new_key};
+pub use child::{KilledOnDrop, http_agent, signal};
 pub use client::{ENDLESS_TOKENS, MANY_CELLS};
 pub use command_line::{
-    RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, words,
+    RunOutput, run, run_command, run_plugin, run_with, scratch_dir, serve, utf8, words,
 };
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use example_cluster::{ClusterHost, ClusterRun, free_ports};
@@ -67,7 +68,7 @@ pub use random_server::long_context;
 pub use registry::Registry;
 pub use response::{EventStream, Response, check_results, raw_exchange};
 pub use seed::seed;
-pub use server::{Corral, TIMEOUT, peak_bytes, wait_for};
+pub use server::{Corral, TIMEOUT, peak_bytes, wait_for, wait_until};
 pub use stub_server::{StubRequest, serve_stub};
 pub use suite::run_suite;
 pub use sums::{RELIABLE_SUMS, Sum, concurrently, distinct_sums};

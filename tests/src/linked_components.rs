@@ -31,13 +31,6 @@ pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
     );
 }
 
-/// Posts to a path of the plugin; the response must be 200.
-pub fn post(corral: &Corral, path: &str, body: &Value) -> Value {
-    let answer = corral.post(path, body.to_string());
-    assert_eq!(answer.status, 200, "{path} {body}: {answer:?}");
-    answer.json()
-}
-
 /// The plugin's report of a failed host call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestError {

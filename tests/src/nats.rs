@@ -1,10 +1,9 @@
 //! A NATS server with JetStream on this machine, in a directory of its own.
 
-use crate::{TIMEOUT, artifacts, block_on, free_ports, scratch_dir};
-use std::io::{BufRead, BufReader};
+use crate::child::find_in_output;
+use crate::{artifacts, block_on, free_ports, scratch_dir, signal};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
 /// A server, which can be stopped and started again. Dropping it kills the process.
 pub struct Nats {
@@ -48,19 +47,10 @@ impl Nats {
             .stderr(Stdio::piped())
             .spawn()
             .expect("nats-server starts");
-        let mut log = BufReader::new(child.stderr.take().expect("piped"));
+        let log = child.stderr.take().expect("piped");
         // From here on, dropping `self` kills the process.
         self.child = Some(child);
-        let started = Instant::now();
-        let mut read = String::new();
-        while !read.contains("Server is ready") {
-            let mut line = String::new();
-            let count = log.read_line(&mut line).expect("readable");
-            read += &line;
-            assert!(count > 0 && started.elapsed() < TIMEOUT, "{read}");
-        }
-        // It ends with the process.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        find_in_output(log, |line| line.contains("Server is ready").then_some(()));
     }
 
     /// Kills the server.
@@ -74,13 +64,7 @@ impl Nats {
 
     /// Sends a signal, by its name without `SIG`. `STOP` leaves its connections open, without answers, until `CONT`.
     pub fn signal(&self, name: &str) {
-        let child = self.child.as_ref().expect("it runs");
-        let status = Command::new("kill")
-            .arg(format!("-{name}"))
-            .arg(child.id().to_string())
-            .status()
-            .expect("kill is there");
-        assert!(status.success(), "kill -{name}");
+        signal(self.child.as_ref().expect("it runs").id(), name);
     }
 
     /// Removes all data of the stopped server.

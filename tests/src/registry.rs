@@ -1,12 +1,11 @@
 //! An OCI registry on this machine: Debian's `docker-registry`, in a directory of its own.
 
+use crate::child::find_in_output;
 use crate::deployments::digest;
-use crate::{Identity, KilledOnDrop, TIMEOUT, artifacts, http_agent, scratch_dir};
+use crate::{Identity, KilledOnDrop, artifacts, http_agent, scratch_dir};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 /// Media type of image manifests.
 const IMAGE_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -64,21 +63,12 @@ impl Registry {
             .stderr(Stdio::piped())
             .spawn()
             .expect("docker-registry starts");
-        let mut log = BufReader::new(child.stderr.take().expect("piped"));
-        let started = Instant::now();
-        let mut read = String::new();
-        let port = loop {
-            let mut line = String::new();
-            let count = log.read_line(&mut line).expect("readable");
-            read += &line;
-            assert!(count > 0 && started.elapsed() < TIMEOUT, "{read}");
-            if let Some((_, rest)) = line.split_once("listening on 127.0.0.1:") {
-                let digits = rest.split(|c: char| !c.is_ascii_digit());
-                break digits.into_iter().next().expect("a port").to_owned();
-            }
-        };
-        // It ends with the process.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        let log = child.stderr.take().expect("piped");
+        let port = find_in_output(log, |line| {
+            let (_, rest) = line.split_once("listening on 127.0.0.1:")?;
+            let mut digits = rest.split(|c: char| !c.is_ascii_digit());
+            digits.next().map(str::to_owned)
+        });
         Registry {
             host: format!("{name}:{port}"),
             directory,

@@ -1,6 +1,6 @@
 //! A running `corral serve`: its start, its output and its end. `client` sends requests, `waiting` reads metrics.
 
-use crate::{RunOutput, artifacts, http_agent, run, scratch_dir};
+use crate::{RunOutput, artifacts, http_agent, run, scratch_dir, signal};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -348,12 +348,7 @@ impl Corral {
 
     /// Sends a signal, by its name without `SIG`.
     pub fn signal(&self, name: &str) {
-        let status = Command::new("kill")
-            .arg(format!("-{name}"))
-            .arg(self.child.id().to_string())
-            .status()
-            .expect("kill is there");
-        assert!(status.success(), "kill -{name}");
+        signal(self.child.id(), name);
     }
 
     /// Stops the process, as Ctrl-Z does, and waits until all its threads are stopped. The signal `CONT` continues it.
@@ -367,9 +362,9 @@ impl Corral {
                 .next()
                 .is_some_and(|rest| rest.starts_with(" T "))
         };
-        wait_for("the stop of all threads", || {
+        wait_until("the stop of all threads", || {
             let mut tasks = std::fs::read_dir(&tasks).expect("it runs").flatten();
-            tasks.all(is_stopped).then_some(())
+            tasks.all(is_stopped)
         });
     }
 
@@ -378,10 +373,14 @@ impl Corral {
         let status = wait_for("the end of the process", || {
             self.child.try_wait().expect("a child process")
         });
-        wait_for("the end of its output", || {
-            self.stderr_reader.is_finished().then_some(())
-        });
+        wait_until("the end of its output", || self.stderr_reader.is_finished());
         status
+    }
+
+    /// Ends the process with `SIGTERM`, which must succeed.
+    pub fn shut_down(&mut self) {
+        self.signal("TERM");
+        self.wait_for_success();
     }
 
     /// Waits for the process to end by itself, which must succeed.
@@ -413,6 +412,11 @@ pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
         assert!(started.elapsed() < TIMEOUT, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until `condition` holds, as [`wait_for`] does.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_for(what, || condition().then_some(()));
 }
 
 impl Drop for Corral {

@@ -47,8 +47,7 @@ impl Program {
             "--out",
             out,
         ];
-        let ended = run(line);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        run(line).check_success();
         Program(program)
     }
 

@@ -5,6 +5,7 @@ use corral_tests::cluster::{project_of, status_of};
 use corral_tests::deployments::{deploy_plugin, show, variant};
 use corral_tests::{
     Corral, Load, Nats, Proxy, SetOnDrop, TIMEOUT, artifacts, scratch_dir, seed, wait_for,
+    wait_until,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -86,9 +87,7 @@ impl Cluster {
         deploy_plugin(&cluster.hosts[0], "sums", "generate", json!({}));
         for host in &cluster.hosts {
             let body = json!({"prompt": "1+1=", "max_tokens": 20}).to_string();
-            wait_for("the sums", || {
-                (host.post("/sums", &body).status == 200).then_some(())
-            });
+            wait_until("the sums", || host.post("/sums", &body).status == 200);
         }
         for _ in 0..2 {
             let deployed = cluster.deploy(0, &["--wait"]);
@@ -216,8 +215,8 @@ impl Cluster {
     /// Stops a host with SIGTERM, which the router notices.
     fn stop(&mut self, host: usize, others: &[usize]) {
         self.hosts[host].signal("TERM");
-        wait_for("the host to be unready", || {
-            (self.hosts[host].get("/readyz").status != 200).then_some(())
+        wait_until("the host to be unready", || {
+            self.hosts[host].get("/readyz").status != 200
         });
         self.load.set_off(host);
         self.make_changes(others, &["--wait"]);

@@ -6,7 +6,7 @@ mod components;
 
 use components::blocked_handler;
 use corral_tests::deployments::{deploy, manifest, try_deploy, upload, variant};
-use corral_tests::{Corral, SetOnDrop, artifacts, peak_bytes, scratch_dir, wait_for};
+use corral_tests::{Corral, SetOnDrop, artifacts, peak_bytes, scratch_dir, wait_until};
 use serde_json::json;
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -181,9 +181,7 @@ fn child_ends_with_killed_server() {
             metrics.get("corral_child_processes") == 1.0
         });
         // It is counted before its program starts.
-        wait_for("the child's program", || {
-            (children_of(server).len() == 1).then_some(())
-        });
+        wait_until("the child's program", || children_of(server).len() == 1);
         corral.signal("KILL");
         let response = deploying.join().expect("no panic");
         response.expect_err("the server is killed");

@@ -1,7 +1,7 @@
 //! Faulty linked components: a sampler fails its own generation, a template its own request. Others notice
 //! nothing, and nothing is left over.
 
-use corral_tests::linked_components::{GuestError, TEMPLATE, deploy, post, post_failing, start};
+use corral_tests::linked_components::{GuestError, TEMPLATE, deploy, post_failing, start};
 use corral_tests::{Corral, ENDLESS_TOKENS, EventStream};
 use serde_json::{Value, json};
 use std::net::TcpStream;
@@ -123,7 +123,7 @@ fn each_sampler_fault_has_its_own_error() {
             wrong.check(&post_failing(&corral, SAMPLED, &wrong.0));
             // The next generation of the same deployment works.
             let body = json!({"prompt": "12+7=", "settings": "greedy"});
-            let answer = post(&corral, SAMPLED, &body);
+            let answer = corral.post_json(SAMPLED, &body);
             assert_eq!(answer["text"], "19");
         }
         let unknown = post_failing(
@@ -161,7 +161,7 @@ fn many_hostile_samplers_leave_others_served() {
             for _ in 0..8 {
                 scope.spawn(|| {
                     let right = json!({"prompt": "12+7=", "settings": "record history=4"});
-                    assert_eq!(post(&corral, SAMPLED, &right)["text"], "19");
+                    assert_eq!(corral.post_json(SAMPLED, &right)["text"], "19");
                 });
             }
         });
@@ -203,7 +203,7 @@ fn dropped_generation_ends_its_sampler() {
     body["settings"] = json!("slow:2");
     body["leave"] = json!(true);
     body["times"] = json!(5);
-    let answer = post(&corral, SAMPLED, &body);
+    let answer = corral.post_json(SAMPLED, &body);
     assert_eq!(answer["texts"].as_array().map(Vec::len), Some(5));
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(CANCELLED), 5.0);
@@ -302,6 +302,6 @@ fn check_chat(corral: &Corral) {
     for path in ["/brief/chat", "/roles/chat"] {
         let mut right = chat("");
         right["settings"] = Value::Null;
-        assert_eq!(post(corral, path, &right)["text"], "19");
+        assert_eq!(corral.post_json(path, &right)["text"], "19");
     }
 }

@@ -3,7 +3,7 @@
 
 use corral_tests::artifacts::{component, long_model};
 use corral_tests::deployments::{deploy, deploy_plugin, manifest, upload};
-use corral_tests::{Corral, Response, TIMEOUT, raw_exchange, wait_for};
+use corral_tests::{Corral, Response, TIMEOUT, raw_exchange, wait_until};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -375,8 +375,8 @@ fn long_prompts_are_tokenized_in_turn() {
     corral.wait_until_idle();
     // The pool keeps up to 2.5 MiB for each instance, and the allocator a few MiB for each thread.
     let kept = CLIENTS as u64 * (5 << 19) + (96 << 20);
-    wait_for("memory to be returned", || {
-        (corral.resident_bytes() < idle + kept).then_some(())
+    wait_until("memory to be returned", || {
+        corral.resident_bytes() < idle + kept
     });
 }
 

@@ -1,7 +1,9 @@
 //! Connections, descriptors, memory or disk run out: the server reports it, serves what it can, and recovers.
 
 use corral_tests::deployments::{deploy, deploy_plugin, digest, manifest, show, upload, variant};
-use corral_tests::{Corral, Sum, TIMEOUT, Times, artifacts, distinct_sums, scratch_dir, wait_for};
+use corral_tests::{
+    Corral, Sum, TIMEOUT, Times, artifacts, distinct_sums, scratch_dir, wait_until,
+};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -136,14 +138,14 @@ fn admin_answers_without_free_descriptors() {
     // Sixteen descriptors above those that are open now, for clients and for what the server opens meanwhile.
     set_limit(&corral, &format!("--nofile={}:", newest + 17));
     let mut held = Vec::new();
-    wait_for("an accept that fails", || {
+    wait_until("an accept that fails", || {
         held.push(TcpStream::connect(corral.public()).expect("the backlog has room"));
         let metrics = admin(&corral, "/metrics");
         assert!(metrics.starts_with("HTTP/1.1 200 "), "{metrics}");
         let failed = metrics
             .lines()
             .find_map(|line| line.strip_prefix("corral_http_accept_errors_total "));
-        (failed != Some("0")).then_some(())
+        failed != Some("0")
     });
     // Clients for each descriptor that becomes free.
     held.extend(

@@ -137,11 +137,7 @@ fn ask_apis(corral: &Corral, random: &mut ChaCha8Rng) {
     let sum = sum(random);
     let messages = json!([{"role": "user", "content": sum.question()}]);
     let chat = json!({"messages": messages, "temperature": 0, "max_tokens": 20});
-    let post = |path: &str, body: &Value| {
-        let answer = corral.post(path, body.to_string());
-        assert_eq!(answer.status, 200, "{path} {body}: {answer:?}");
-        answer.json()
-    };
+    let post = |path: &str, body: &Value| corral.post_json(path, body);
     let answer = post("/v1/chat/completions", &chat);
     assert_eq!(answer["choices"][0]["message"]["content"], sum.answer());
     let answer = post("/v1/messages", &chat);

@@ -141,8 +141,7 @@ fn models_refuse_what_they_cannot_hear() {
 #[test]
 fn model_info_names_encoders() {
     for (projector, encodes) in [(projector(), "images"), (audio_projector(), "audio")] {
-        let output = run(["model", "info", projector]);
-        assert_eq!(output.code, Some(0), "{output:?}");
+        let output = run(["model", "info", projector]).check_success();
         let row = output
             .stdout
             .lines()

@@ -45,8 +45,7 @@ fn http_bench_measures_variants_and_peer() {
     let line =
         format!("http --path /wasi-p2-handler --peer {peer} --connections 1,2 --requests 20");
     let line = format!("{line} --rounds 1 --traces --access-log --json");
-    let ended = bench(&line, &[plugin("wasi-p2-handler")]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = bench(&line, &[plugin("wasi-p2-handler")]).check_success();
     // Both respond with the path.
     assert!(!ended.stderr.contains("differs from"), "{ended:?}");
     // The measured round and the one before it, with one connection and with two, and none of other servers.
@@ -102,8 +101,7 @@ fn different_peer_response_is_reported() {
     );
     let line = format!("{line} --requests 2 --rounds 1 --json");
     // One responds with "/", the other with "/wasi-p2-handler".
-    let ended = bench(&line, &[plugin("wasi-p2-handler")]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = bench(&line, &[plugin("wasi-p2-handler")]).check_success();
     let expected = "the peer's response differs from Corral's; is it the same component?";
     assert!(ended.stderr.contains(expected), "{ended:?}");
     assert_eq!(object(&line, &ended)["path"], "/");

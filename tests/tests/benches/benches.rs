@@ -40,8 +40,7 @@ fn existing_model_is_kept() {
 fn time_limit_ends_rounds_early() {
     // No round ends within a millisecond, and one is always measured.
     let line = "prefix --prefix-tokens 100 --threads 1 --rounds 7 --within 0.001 --json";
-    let ended = bench(line, &[model(), plugin("generate")]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = bench(line, &[model(), plugin("generate")]).check_success();
     let found = object(line, &ended);
     assert_eq!(found["rounds"], 1, "{ended:?}");
     let message = "out of time after 1 of 7 rounds";
@@ -194,8 +193,7 @@ fn language_bench_measures_each_form() {
         .env("CORRAL_GO", artifacts::go())
         // That of `go.rs`, with what Go has compiled of its library.
         .env("GOCACHE", artifacts::scratch().join("go/go-build"));
-    let built = run_command(&mut build, TIMEOUT);
-    assert_eq!(built.code, Some(0), "{built:?}");
+    run_command(&mut build, TIMEOUT).check_success();
     let files = [
         model(),
         plugins(),
@@ -203,8 +201,7 @@ fn language_bench_measures_each_form() {
         ("--wasmtime", artifacts::wasmtime()),
     ];
     let line = "languages --requests 2 --output-tokens 4 --rounds 1 --threads 1 --json";
-    let ended = bench_within(TIMEOUT, line, &files);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = bench_within(TIMEOUT, line, &files).check_success();
     let found = object(line, &ended);
     let languages = ["Rust", "Python", "JavaScript", "C", "Go"];
     let reused = ["Python, instances reused", "JavaScript, reused"];

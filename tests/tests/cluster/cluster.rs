@@ -7,6 +7,7 @@ use corral_tests::cluster::{
 use corral_tests::deployments::{deploy, show, try_deploy, upload};
 use corral_tests::{
     Corral, Nats, RELIABLE_SUMS, Response, artifacts, linked_components, scratch_dir, wait_for,
+    wait_until,
 };
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -43,16 +44,14 @@ fn change_on_one_host_reaches_all() {
         });
         // Each request takes a revision by chance.
         let mut seen = BTreeSet::new();
-        wait_for("requests of both revisions", || {
+        wait_until("requests of both revisions", || {
             seen.insert(version(host, "one"));
-            (seen.len() == 2).then_some(())
+            seen.len() == 2
         });
         assert!(seen.into_iter().eq([1, 2]));
     }
     b.cli_output(&["pause", "one"]);
-    wait_for("the pause", || {
-        (a.get("/one/env").status == 503).then_some(())
-    });
+    wait_until("the pause", || a.get("/one/env").status == 503);
     let list = c.cli_output(&["list"]);
     for host in [&a, &b, &c] {
         let mut lines = list.lines();
@@ -60,16 +59,14 @@ fn change_on_one_host_reaches_all() {
         let line = line.unwrap_or_else(|| panic!("{list}"));
         assert!(line.contains("one"), "{list}");
     }
-    wait_for("its status", || {
+    wait_until("its status", || {
         let list = c.cli_output(&["list"]);
-        (list.matches("1=1 2=1 (paused)").count() == 3).then_some(())
+        list.matches("1=1 2=1 (paused)").count() == 3
     });
 
     a.cli_output(&["remove", "one"]);
     for host in [&b, &c] {
-        wait_for("the removal", || {
-            (host.get("/one/env").status == 404).then_some(())
-        });
+        wait_until("the removal", || host.get("/one/env").status == 404);
     }
     let again = deploy_and_wait(&b, &project("one", 3, ""));
     assert!(again.starts_with("deployed revision 3: "), "{again}");
@@ -122,10 +119,10 @@ fn one_of_two_racing_changes_wins() {
             }
         } else {
             // They did not overlap; the later one serves everywhere.
-            wait_for("one version", || {
+            wait_until("one version", || {
                 let versions =
                     [&a, &b].map(|host| show(host, "race")["deployment"]["traffic"].clone());
-                (versions[0] == versions[1]).then_some(())
+                versions[0] == versions[1]
             });
         }
         if conflicts >= 3 {
@@ -202,8 +199,7 @@ fn stopped_host_leaves_list() {
     let nats = Nats::start();
     let [a, mut b] = [host(&nats), host(&nats)];
     wait_for("both hosts", || status_of(&b, &a));
-    b.signal("TERM");
-    b.wait_for_success();
+    b.shut_down();
     assert!(status_of(&b, &a).is_none());
     assert!(deploy_and_wait(&a, &project("x", 1, "")).ends_with("the only host serves it\n"));
 }

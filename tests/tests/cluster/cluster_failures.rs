@@ -4,7 +4,7 @@ use corral_tests::cluster::{
     deploy_and_wait, host, host_in, project, version, versioned, wait_for_error, wait_for_version,
 };
 use corral_tests::deployments::{deploy, digest, show, try_deploy, upload, variant};
-use corral_tests::{Corral, Identity, Nats, artifacts, scratch_dir, wait_for};
+use corral_tests::{Corral, Identity, Nats, artifacts, scratch_dir, wait_for, wait_until};
 use data_encoding::BASE64URL_NOPAD;
 use nkeys::KeyPair;
 use serde_json::{Value, json};
@@ -71,8 +71,8 @@ fn hosts_serve_without_nats_and_converge() {
         let b = host_in(&store, &nats, &[]);
         assert_eq!(version(&b, "x"), 2);
         let before = answered.load(Ordering::Relaxed);
-        wait_for("another request", || {
-            (answered.load(Ordering::Relaxed) > before).then_some(())
+        wait_until("another request", || {
+            answered.load(Ordering::Relaxed) > before
         });
         drop(end);
     });
@@ -179,12 +179,8 @@ fn host_that_joins_full_jetstream_follows_it() {
     assert_eq!(version(&b, "own4"), 4);
     b.wait_for_stderr("cannot add all local deployments to the cluster");
     // Its uploads may fill NATS for a moment.
-    wait_for("a change", || {
-        (a.cli(&["pause", "x"]).code == Some(0)).then_some(())
-    });
-    wait_for("the pause", || {
-        (b.get("/x/env").status == 503).then_some(())
-    });
+    wait_until("a change", || a.cli(&["pause", "x"]).code == Some(0));
+    wait_until("the pause", || b.get("/x/env").status == 503);
 }
 
 /// Damages the component of version 2 before a host that was away gets it. The host serves version 1 on and reports `error`,
@@ -275,10 +271,10 @@ fn hosts_follow_restored_backup() {
     let backup = nats.back_up();
     nats.start_again();
     for number in 2..=5 {
-        wait_for("a change", || {
+        wait_until("a change", || {
             let project = project("x", number, "");
-            let deployed = a.cli(&["deploy", project.to_str()?]);
-            (deployed.code == Some(0)).then_some(())
+            let project = project.to_str().expect("a path in UTF-8");
+            a.cli(&["deploy", project]).code == Some(0)
         });
     }
     for host in [&a, &b] {
@@ -389,9 +385,7 @@ fn nats_with_small_messages_is_refused() {
     nats.stop();
     set_largest(1 << 20);
     nats.start_again();
-    wait_for("a change", || {
-        (a.cli(&["pause", "x"]).code == Some(0)).then_some(())
-    });
+    wait_until("a change", || a.cli(&["pause", "x"]).code == Some(0));
 }
 
 #[test]

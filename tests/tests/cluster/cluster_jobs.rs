@@ -3,8 +3,9 @@
 
 use corral_tests::cluster::{host, host_in};
 use corral_tests::deployments::{deploy_plugin, show};
+use corral_tests::jobs::{deploy_jobs, id_of, result, send, wait_for_state};
 use corral_tests::{
-    Corral, Nats, Response, Sum, distinct_sums, scratch_dir, seed, serve_stub, wait_for,
+    Corral, Nats, Sum, distinct_sums, scratch_dir, seed, serve_stub, wait_for, wait_until,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -23,44 +24,23 @@ fn hosts<const COUNT: usize>(nats: &Nats) -> [Corral; COUNT] {
 }
 
 /// Deploys a plugin through the first host, and waits until all take its jobs.
-fn deploy_jobs(hosts: &[&Corral], name: &str, plugin: &str, more: Value) {
+fn deploy_to_all(hosts: &[&Corral], name: &str, plugin: &str, more: Value) {
     deploy_plugin(hosts[0], name, plugin, more);
+    wait_for_jobs(hosts, name);
+}
+
+fn wait_for_jobs(hosts: &[&Corral], name: &str) {
     for host in hosts {
-        wait_for("the deployment", || {
-            (host.get(&format!("/jobs/{name}")).status == 200).then_some(())
+        wait_until("the deployment", || {
+            host.get(&format!("/jobs/{name}")).status == 200
         });
     }
 }
 
 /// Deploys `misbehave`, whose jobs have this behavior.
 fn deploy_behavior(hosts: &[&Corral], name: &str, behavior: &str, more: Value) {
-    let mut jobs = json!({"path": format!("/{name}/{behavior}")});
-    let more = more.as_object().expect("an object").clone();
-    jobs.as_object_mut().expect("an object").extend(more);
-    deploy_jobs(hosts, name, "misbehave", json!({ "jobs": jobs }));
-}
-
-fn id_of(answer: &Response) -> String {
-    assert_eq!(answer.status, 202, "{answer:?}");
-    answer.json()["id"].as_str().expect("an id").to_owned()
-}
-
-fn send(host: &Corral, name: &str, body: &str) -> String {
-    id_of(&host.post(&format!("/jobs/{name}"), body))
-}
-
-fn status(host: &Corral, name: &str, id: &str) -> Value {
-    host.get(&format!("/jobs/{name}/{id}")).ok_json()
-}
-
-fn wait_for_state(host: &Corral, name: &str, id: &str, state: &str) -> Value {
-    wait_for(state, || {
-        Some(status(host, name, id)).filter(|job| job["state"] == state)
-    })
-}
-
-fn result(host: &Corral, name: &str, id: &str) -> Response {
-    host.get(&format!("/jobs/{name}/{id}/result"))
+    deploy_jobs(hosts[0], name, behavior, more);
+    wait_for_jobs(hosts, name);
 }
 
 /// Attempts that ended on this host with this event.
@@ -103,7 +83,7 @@ fn check_sums(host: &Corral, sent: &[(Sum, String)]) {
 fn deploy_sums(hosts: &[&Corral]) {
     // One at a time on each host, so that a kill interrupts some.
     let jobs = json!({"queued": 10_000, "concurrency": 1});
-    deploy_jobs(hosts, "sums", "generate", json!({ "jobs": jobs }));
+    deploy_to_all(hosts, "sums", "generate", json!({ "jobs": jobs }));
 }
 
 #[test]
@@ -139,14 +119,12 @@ fn hosts_share_jobs_and_their_results() {
     // What is removed on one host is gone on all.
     let removed = c.cli_output(&["jobs", "sums", "--purge"]);
     assert_eq!(removed, "removed 30 finished jobs\n");
-    wait_for("the removal", || {
-        (a.get("/jobs/sums").json()["finished"] == 0).then_some(())
+    wait_until("the removal", || {
+        a.get("/jobs/sums").json()["finished"] == 0
     });
     b.cli_output(&["remove", "echo"]);
     for host in all {
-        wait_for("the removal", || {
-            (host.get("/echo/ok").status == 404).then_some(())
-        });
+        wait_until("the removal", || host.get("/echo/ok").status == 404);
     }
     deploy_behavior(&all, "echo", "echo", json!({}));
     assert_eq!(a.get("/jobs/echo").json()["finished"], 0);
@@ -169,9 +147,7 @@ fn key_used_on_all_hosts_makes_one_job() {
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
         send(&b, "y").problem(422, "idempotency-key-reused");
     }
-    wait_for("ten jobs", || {
-        (c.get("/jobs/echo").json()["finished"] == 10).then_some(())
-    });
+    wait_until("ten jobs", || c.get("/jobs/echo").json()["finished"] == 10);
     // The key of a removed job is free at once.
     c.cli_output(&["jobs", "echo", "--purge"]);
     let send = |host: &Corral| {
@@ -204,9 +180,9 @@ fn failed_and_canceled_jobs_end_on_all_hosts() {
     deploy_behavior(&[&a, &b], "slow", "sleeper", json!({"concurrency": 1}));
     let ids = [(); 3].map(|()| send(&a, "slow", "x"));
     // One on each host.
-    wait_for("two running jobs", || {
+    wait_until("two running jobs", || {
         let list = a.get("/jobs/slow").json();
-        (list["running"] == 2 && list["waiting"] == 1).then_some(())
+        list["running"] == 2 && list["waiting"] == 1
     });
     for id in ids.iter().rev() {
         let path = format!("/jobs/slow/{id}");
@@ -228,8 +204,8 @@ fn jobs_of_killed_host_are_taken_over() {
     deploy_behavior(&[&a, &b, &c], "slow", "sleeper", json!({"concurrency": 1}));
     // One job runs on each host.
     let slow = [(); 3].map(|()| send(&c, "slow", "x"));
-    wait_for("three running jobs", || {
-        (b.get("/jobs/slow").json()["running"] == 3).then_some(())
+    wait_until("three running jobs", || {
+        b.get("/jobs/slow").json()["running"] == 3
     });
     let sums = distinct_sums(60);
     let mut sent = send_sums(&[&a, &b, &c], &sums[..30]);
@@ -238,9 +214,9 @@ fn jobs_of_killed_host_are_taken_over() {
     sent.extend(send_sums(&[&a, &b], &sums[30..]));
     check_sums(&a, &sent);
     // The job that ran there waits for one of the others, which have one each.
-    wait_for("the takeover", || {
+    wait_until("the takeover", || {
         let list = a.get("/jobs/slow").json();
-        (list["running"] == 2 && list["waiting"] == 1).then_some(())
+        list["running"] == 2 && list["waiting"] == 1
     });
     assert!(killed.elapsed() > Duration::from_secs(20), "too soon");
     for id in &slow {
@@ -272,9 +248,8 @@ fn restarted_nats_loses_no_job() {
     assert!(refused.retry_after() >= 1);
     nats.start_again();
     for host in [&a, &b] {
-        wait_for("the connection", || {
-            let answer = host.get("/jobs/sums/unknown");
-            (answer.status == 404).then_some(())
+        wait_until("the connection", || {
+            host.get("/jobs/sums/unknown").status == 404
         });
     }
     sent.extend(send_sums(&[&a, &b], &sums[20..]));
@@ -297,9 +272,7 @@ fn schedule_misses_no_time_after_loss() {
     let [a, b] = hosts(&nats);
     let cron = json!([{"schedule": "* * * * *", "path": "/tick/ok"}]);
     deploy_plugin(&a, "tick", "misbehave", json!({ "cron": cron }));
-    wait_for("the deployment", || {
-        (b.get("/tick/ok").status == 200).then_some(())
-    });
+    wait_until("the deployment", || b.get("/tick/ok").status == 200);
     let first = wait_for("a run", || times(&b).concat().into_iter().max());
     nats.stop();
     nats.lose_data();
@@ -319,13 +292,11 @@ fn schedule_fires_once_in_the_cluster() {
     let cron = [entry("/tick/headers"), entry("/tick/ok")];
     deploy_plugin(&a, "tick", "misbehave", json!({ "cron": cron }));
     for host in [&a, &b, &c] {
-        wait_for("the deployment", || {
-            (host.get("/tick/ok").status == 200).then_some(())
-        });
+        wait_until("the deployment", || host.get("/tick/ok").status == 200);
     }
-    wait_for("two times", || {
+    wait_until("two times", || {
         let times = times(&c);
-        (times.len() == 2 && times.iter().all(|times| times.len() >= 2)).then_some(())
+        times.len() == 2 && times.iter().all(|times| times.len() >= 2)
     });
     for host in [&a, &b, &c] {
         for mut times in times(host) {
@@ -336,11 +307,11 @@ fn schedule_fires_once_in_the_cluster() {
             assert!(apart, "a time is missing: {times:?}");
         }
     }
-    wait_for("the end of all runs", || {
+    wait_until("the end of all runs", || {
         let ended = |host| events(host, "tick", "cron", "succeeded");
         let ended: f64 = [&a, &b, &c].map(ended).iter().sum();
         let listed: usize = times(&a).iter().map(Vec::len).sum();
-        (ended == listed as f64).then_some(())
+        ended == listed as f64
     });
 }
 
@@ -375,7 +346,7 @@ fn survive_kills(count: usize, kills: usize) {
     let grants = json!({"outbound": [url]});
     let jobs = json!({"queued": 10_000, "concurrency": 1});
     let more = json!({"jobs": jobs, "grants": grants});
-    deploy_jobs(&hosts.each_ref(), "effects", "outbound", more);
+    deploy_to_all(&hosts.each_ref(), "effects", "outbound", more);
     let mut sent: Vec<String> = Vec::new();
     for kill in 0..=kills {
         let target = (kill + 1) * count / (kills + 1);

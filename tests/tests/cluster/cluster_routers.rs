@@ -1,6 +1,6 @@
 //! Hosts behind routers: the runs of `examples/cluster`, each started by its script.
 
-use corral_tests::{ClusterRun, concurrently, distinct_sums, wait_for};
+use corral_tests::{ClusterRun, concurrently, distinct_sums, wait_for, wait_until};
 use serde_json::{Value, json};
 
 /// Conversations, turns of each, and conversations at once.
@@ -93,9 +93,9 @@ fn computed(script: &str, hosts: usize, has_sessions: bool) -> f64 {
             messages.push(user(format!("{}+{turn}=", number + 10)));
         }
     });
-    wait_for("all requests", || {
+    wait_until("all requests", || {
         let finished: f64 = (0..hosts).map(|host| finished(&run, host)).sum();
-        (finished == (CONVERSATIONS * TURNS) as f64).then_some(())
+        finished == (CONVERSATIONS * TURNS) as f64
     });
     let computed = (0..hosts).map(|host| {
         let metrics = run.metrics(host);

@@ -3,7 +3,6 @@
 
 use corral_tests::artifacts::{component, unknown_export, unknown_import};
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
-use corral_tests::linked_components::post;
 use corral_tests::{Corral, artifacts, run_plugin, scratch_dir};
 use serde_json::{Value, json};
 
@@ -35,7 +34,7 @@ fn linked(name: &str, handler: &str, links: Value) -> Value {
 fn environment(corral: &Corral) -> Value {
     let messages = json!([{"role": "user", "content": "1+1"}]);
     let chat = json!({"messages": messages, "settings": "{\"do\":\"environment\"}"});
-    post(corral, "/a/chat", &chat)["pieces"][0][0].clone()
+    corral.post_json("/a/chat", &chat)["pieces"][0][0].clone()
 }
 
 const EMPTY: &str = "variables [], arguments []";

@@ -1,7 +1,7 @@
 //! Plugins that call other deployments of the server.
 
 use corral_tests::deployments::deploy_plugin;
-use corral_tests::{Corral, run, scratch_dir, wait_for};
+use corral_tests::{Corral, limited_key_file, wait_until};
 use serde_json::{Value, json};
 
 /// Deploys the plugin that sends requests at `/NAME`, which may call these deployments.
@@ -12,9 +12,7 @@ fn deploy_caller(corral: &Corral, name: &str, deployments: Value) {
 
 /// What the caller reports of a request.
 fn send(corral: &Corral, name: &str, request: &Value) -> Value {
-    let answer = corral.post(&format!("/{name}"), request.to_string());
-    assert_eq!(answer.status, 200, "{request}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/{name}"), request)
 }
 
 fn post(url: &str, body: &Value) -> Value {
@@ -163,14 +161,10 @@ fn cycle_of_calls_ends() {
 
 #[test]
 fn call_counts_for_callers_tenant() {
-    let file = scratch_dir().join("keys.toml");
-    let file = file.to_str().expect("a path in UTF-8");
-    let line = ["keys", "new", "--tenant", "alice", "--append", file];
-    let key = format!("Bearer {}", run(line).stdout.trim());
-    let text = std::fs::read_to_string(file).expect("read");
     let quota = "\n[tenant.alice]\ntokens-per-minute = 40\n";
-    std::fs::write(file, text + quota).expect("written");
-    let corral = Corral::start_with_store(&["--keys", file]);
+    let (file, key) = limited_key_file(quota);
+    let key = format!("Bearer {key}");
+    let corral = Corral::start_with_store(&["--keys", &file]);
     deploy_plugin(&corral, "sum", "generate", json!({}));
     deploy_caller(&corral, "caller", json!(["sum"]));
     let body = post("http://sum.corral.internal/sum", &sum()).to_string();
@@ -180,8 +174,8 @@ fn call_counts_for_callers_tenant() {
     };
     assert_eq!(ask(), 200);
     let tokens = "corral_quota_tokens_total{kind=\"tenant\",name=\"alice\"}";
-    wait_for("counted tokens", || {
-        (corral.metrics().get_or_zero(tokens) > 5.0).then_some(())
+    wait_until("counted tokens", || {
+        corral.metrics().get_or_zero(tokens) > 5.0
     });
     let refused = (0..8).find(|_| ask() == 429);
     assert!(refused.is_some(), "the tenant's tokens never ran out");
@@ -211,8 +205,8 @@ fn hang_up_ends_called_deployment() {
     let url = "http://faulty.corral.internal/drip";
     let client = corral.begin_post("/caller", json!({"url": url}).to_string());
     let running = |count: f64| {
-        wait_for("running calls", || {
-            (metric(&corral, "calls_running", "faulty") == count).then_some(())
+        wait_until("running calls", || {
+            metric(&corral, "calls_running", "faulty") == count
         });
     };
     running(1.0);

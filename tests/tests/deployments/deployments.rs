@@ -2,7 +2,7 @@
 
 use corral_tests::artifacts::{component, unknown_export, unknown_import};
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
-use corral_tests::{Corral, Response, scratch_dir, serve, wait_for};
+use corral_tests::{Corral, Response, scratch_dir, serve, wait_until};
 use serde_json::{Value, json};
 
 /// A manifest of `misbehave` whose `/env` returns `version`.
@@ -276,8 +276,8 @@ fn unreadable_component_serves_once_readable() {
     assert!(error.contains("retried automatically"), "{error}");
     std::fs::remove_dir(&file).expect("removed");
     std::fs::rename(&backup, &file).expect("renamed");
-    wait_for("the deployment to serve", || {
-        (corral.get("/a/env").status == 200).then_some(())
+    wait_until("the deployment to serve", || {
+        corral.get("/a/env").status == 200
     });
     assert_eq!(version(&corral, "a"), "VERSION=1\n");
     assert_eq!(show(&corral, "a")["deployment"]["state"], "serving");

@@ -1,18 +1,14 @@
 //! `grants.folders`: plugins read the folders that the operator gives and their deployment is granted, and nothing else.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, artifacts, run, scratch_dir, serve, wait_for};
+use corral_tests::{Corral, artifacts, new_key, scratch_dir, serve, utf8, wait_until};
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// What stands outside of the folder.
 const OUTSIDE: &str = "of the operator alone";
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
-}
 
 /// A directory with the folder `docs`, and a file beside it.
 struct Place(PathBuf);
@@ -53,9 +49,7 @@ fn grants() -> Value {
 
 /// What the test plugin at `/NAME` responds.
 fn call(corral: &Corral, name: &str, call: Value) -> Value {
-    let answer = corral.post(&format!("/{name}"), call.to_string());
-    assert_eq!(answer.status, 200, "{call}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/{name}"), &call)
 }
 
 fn is_error(value: &Value) -> bool {
@@ -100,7 +94,7 @@ fn granted_folder_is_read() {
     assert!(shown.contains(expected), "{shown}");
     let names = &show(&corral, "a")["revisions"][0]["manifest"]["grants"]["folders"];
     assert_eq!(*names, json!(["docs"]));
-    assert!(!shown.contains(text(&place.docs())), "{shown}");
+    assert!(!shown.contains(utf8(&place.docs())), "{shown}");
 }
 
 #[test]
@@ -118,7 +112,7 @@ fn paths_out_of_folder_are_refused() {
         "/etc/passwd",
         "/outside",
         "outside",
-        text(&place.0.join("outside")),
+        utf8(&place.0.join("outside")),
     ] {
         for read in ["read", "read-3"] {
             let value = call(&corral, "a", json!({read: path}));
@@ -256,19 +250,16 @@ fn open_files_listings_and_streams_are_bounded() {
 fn tenants_share_no_open_file() {
     let place = Place::new();
     let keys = place.0.join("keys.toml");
-    let key = |tenant: &str| {
-        let line = ["keys", "new", "--tenant", tenant, "--append", text(&keys)];
-        format!("Bearer {}", run(line).stdout.trim())
-    };
+    let key = |tenant: &str| format!("Bearer {}", new_key(&keys, &["--tenant", tenant]));
     let (alice, bob) = (key("alice"), key("bob"));
-    let corral = Corral::start_with_store(&["--keys", text(&keys), "--folder", &place.argument()]);
+    let corral = Corral::start_with_store(&["--keys", utf8(&keys), "--folder", &place.argument()]);
     let mut more = grants();
     more["reuse"] = json!({});
     deploy_plugin(&corral, "a", "folders", more);
     let waiting = |count: f64| {
-        wait_for("waiting instances", || {
+        wait_until("waiting instances", || {
             let name = "corral_deployment_instances_waiting{deployment=\"a\"}";
-            (corral.metrics().get(name) == count).then_some(())
+            corral.metrics().get(name) == count
         });
     };
     let ask = |key: &str, question: Value| {
@@ -293,7 +284,7 @@ fn reload_gives_and_takes_folders() {
     };
     define(json!(["docs=docs"]));
     let store = scratch_dir();
-    let corral = Corral::start_in(&store, &["--config", text(&config)]);
+    let corral = Corral::start_in(&store, &["--config", utf8(&config)]);
     deploy_plugin(&corral, "a", "folders", grants());
     let read = || call(&corral, "a", json!({"read": "/docs/file"}));
     assert_eq!(read(), "of the folder");
@@ -302,30 +293,26 @@ fn reload_gives_and_takes_folders() {
     std::fs::write(place.0.join("next/file"), "of the next").expect("written");
     define(json!(["docs=next"]));
     corral.signal("HUP");
-    wait_for("the next folder", || {
-        (read() == "of the next").then_some(())
-    });
+    wait_until("the next folder", || read() == "of the next");
     // One that does not exist changes nothing.
     define(json!(["docs=gone"]));
     corral.signal("HUP");
-    wait_for("the error", || {
-        corral.stderr().contains("nothing changes").then_some(())
-    });
+    wait_until("the error", || corral.stderr().contains("nothing changes"));
     assert_eq!(read(), "of the next");
     define(json!([]));
     corral.signal("HUP");
-    wait_for("the end of the folder", || is_error(&read()).then_some(()));
+    wait_until("the end of the folder", || is_error(&read()));
     drop(corral);
 
     // A server without the folder does not serve the deployment until a reload gives it.
-    let corral = Corral::start_in(&store, &["--config", text(&config)]);
+    let corral = Corral::start_in(&store, &["--config", utf8(&config)]);
     let problem = corral.cli_output(&["show", "a"]);
     assert!(problem.contains("the folder 'docs'"), "{problem}");
     define(json!(["docs=docs"]));
     corral.signal("HUP");
-    wait_for("the deployment", || {
+    wait_until("the deployment", || {
         let answer = corral.post("/a", json!({"read": "/docs/file"}).to_string());
-        (answer.status == 200 && answer.body.contains("of the folder")).then_some(())
+        answer.status == 200 && answer.body.contains("of the folder")
     });
 }
 
@@ -333,7 +320,7 @@ fn reload_gives_and_takes_folders() {
 fn check_opens_folders() {
     let place = Place::new();
     let model = artifacts::long_model();
-    let check = |folder: &str| serve(&["--check", "--model", text(&model), "--folder", folder]);
+    let check = |folder: &str| serve(&["--check", "--model", utf8(&model), "--folder", folder]);
     let ended = check(&place.argument());
     let line = format!("folder docs is {}\n", place.docs().display());
     assert!(ended.code == Some(0), "{ended:?}");

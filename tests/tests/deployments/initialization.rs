@@ -9,9 +9,7 @@ use serde_json::{Value, json};
 
 /// The 10,000th prime number, how often the call computed the table, and the number of the call in its instance.
 fn call(corral: &Corral, name: &str) -> String {
-    let answer = corral.post(&format!("/{name}"), "9999");
-    assert_eq!(answer.status, 200, "{answer:?}");
-    answer.body
+    corral.post_ok(&format!("/{name}"), "9999").body
 }
 
 /// What `corral show` knows of the initialization of the serving revision.
@@ -54,9 +52,9 @@ fn initialization_works_with_reuse_and_middleware() {
     let more = json!({"initialize": true, "reuse": {}, "linked": {"middleware": [middleware]}});
     deploy_plugin(&corral, "ready", "initialized", more);
     assert_eq!(call(&corral, "ready"), "104729 0 1");
-    corral_tests::wait_for("the instance waits", || {
+    corral_tests::wait_until("the instance waits", || {
         let waiting = "corral_deployment_instances_waiting{deployment=\"ready\"}";
-        (corral.metrics().get(waiting) == 1.0).then_some(())
+        corral.metrics().get(waiting) == 1.0
     });
     assert_eq!(call(&corral, "ready"), "104729 0 2");
 }

@@ -1,7 +1,7 @@
 //! Deployments whose calls reuse an instance.
 
 use corral_tests::deployments::deploy_plugin;
-use corral_tests::{Corral, concurrently, run, scratch_dir, wait_for};
+use corral_tests::{Corral, concurrently, new_key, scratch_dir, wait_until};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,9 +13,7 @@ fn deploy(corral: &Corral, name: &str, reuse: Value) {
 
 /// The text of a call, which must succeed.
 fn call(corral: &Corral, path: &str) -> String {
-    let answer = corral.post(path, "");
-    assert_eq!(answer.status, 200, "{path}: {answer:?}");
-    answer.body
+    corral.post_ok(path, "").body
 }
 
 fn metric(corral: &Corral, name: &str, deployment: &str) -> f64 {
@@ -33,9 +31,7 @@ fn waiting(corral: &Corral, deployment: &str) -> f64 {
 
 /// Waits until this many instances wait: a call's response may end a little before the call does.
 fn wait_for_waiting(corral: &Corral, deployment: &str, count: f64) {
-    wait_for("waiting instances", || {
-        (waiting(corral, deployment) == count).then_some(())
-    });
+    wait_until("waiting instances", || waiting(corral, deployment) == count);
 }
 
 #[test]
@@ -62,10 +58,7 @@ fn calls_use_instance_in_turn() {
 fn tenants_share_no_instance() {
     let file = scratch_dir().join("keys.toml");
     let file = file.to_str().expect("a path in UTF-8");
-    let key = |tenant: &str| {
-        let line = ["keys", "new", "--tenant", tenant, "--append", file];
-        format!("Bearer {}", run(line).stdout.trim())
-    };
+    let key = |tenant: &str| format!("Bearer {}", new_key(file, &["--tenant", tenant]));
     let (alice, bob) = (key("alice"), key("bob"));
     let corral = Corral::start_with_store(&["--keys", file]);
     deploy(&corral, "turns", json!({}));
@@ -117,8 +110,8 @@ fn held_handles_and_memory_end_instance() {
     deploy_plugin(&corral, "turns", "misbehave", limits);
     for segment in ["keep", "fields"] {
         corral.post(&format!("/turns/{segment}"), "");
-        wait_for("the end of the call", || {
-            (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
+        wait_until("the end of the call", || {
+            metric(&corral, "calls_running", "turns") == 0.0
         });
         assert_eq!(waiting(&corral, "turns"), 0.0, "{segment}");
     }
@@ -139,8 +132,8 @@ fn held_headers_end_instance_at_its_memory() {
     deploy_plugin(&corral, "turns", "misbehave", limits);
     let calls = (0..12).map(|_| {
         let calls = call(&corral, "/turns/hoard");
-        wait_for("the end of the call", || {
-            (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
+        wait_until("the end of the call", || {
+            metric(&corral, "calls_running", "turns") == 0.0
         });
         calls.parse::<u32>().expect("a number")
     });
@@ -153,16 +146,16 @@ fn calls_at_once_have_instances_of_their_own() {
     let corral = Corral::start_with_store(&[]);
     deploy(&corral, "turns", json!({"instances": 2}));
     let held: Vec<_> = (0..4).map(|_| corral.drip("/turns")).collect();
-    wait_for("four calls", || {
-        (metric(&corral, "calls_running", "turns") == 4.0).then_some(())
+    wait_until("four calls", || {
+        metric(&corral, "calls_running", "turns") == 4.0
     });
     assert_eq!(reused(&corral, "turns"), 0.0);
     drop(held);
     concurrently(8, &[(); 40], |()| {
         assert_eq!(call(&corral, "/turns/ok"), "ok")
     });
-    wait_for("the end of all calls", || {
-        (metric(&corral, "calls_running", "turns") == 0.0).then_some(())
+    wait_until("the end of all calls", || {
+        metric(&corral, "calls_running", "turns") == 0.0
     });
     assert!(waiting(&corral, "turns") <= 2.0);
 }

@@ -1,8 +1,9 @@
 //! Jobs: sent at `/jobs/NAME`, run later in the process, and kept through kills.
 
 use corral_tests::deployments::{deploy_plugin, manifest, try_deploy, upload};
+use corral_tests::jobs::{deploy_jobs, id_of, result, send, status, wait_for_state};
 use corral_tests::{
-    Corral, Response, Sum, artifacts, distinct_sums, new_key, run, scratch_dir, seed, wait_for,
+    Corral, Sum, artifacts, distinct_sums, new_key, scratch_dir, seed, wait_for, wait_until,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -11,42 +12,6 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
-
-/// Deploys `misbehave` as `name` with jobs for `behavior`; `more` is added to `jobs`.
-fn deploy_jobs(corral: &Corral, name: &str, behavior: &str, more: Value) {
-    let mut jobs = json!({"path": format!("/{name}/{behavior}")});
-    let more = more.as_object().expect("an object").clone();
-    jobs.as_object_mut().expect("an object").extend(more);
-    deploy_plugin(corral, name, "misbehave", json!({ "jobs": jobs }));
-}
-
-/// Sends a job, which must be accepted, and returns its id.
-fn send(corral: &Corral, name: &str, body: &str) -> String {
-    let answer = corral.post(&format!("/jobs/{name}"), body);
-    id_of(&answer)
-}
-
-fn id_of(answer: &Response) -> String {
-    assert_eq!(answer.status, 202, "{answer:?}");
-    let id = answer.json()["id"].as_str().expect("an id").to_owned();
-    let location = answer.header("location").expect("a location");
-    assert!(location.ends_with(&id), "{answer:?}");
-    id
-}
-
-fn status(corral: &Corral, name: &str, id: &str) -> Value {
-    corral.get(&format!("/jobs/{name}/{id}")).ok_json()
-}
-
-fn wait_for_state(corral: &Corral, name: &str, id: &str, state: &str) -> Value {
-    wait_for(state, || {
-        Some(status(corral, name, id)).filter(|job| job["state"] == state)
-    })
-}
-
-fn result(corral: &Corral, name: &str, id: &str) -> Response {
-    corral.get(&format!("/jobs/{name}/{id}/result"))
-}
 
 #[test]
 fn jobs_answer_as_requests_do() {
@@ -111,8 +76,8 @@ fn repeated_idempotency_key_makes_one_job() {
     assert_ne!(id_of(&send("b", "one")), id);
     send("", "one").problem(400, "bad-request");
     assert_eq!(result(&corral, "echo", &id).body, "one");
-    wait_for("two jobs", || {
-        Some(()).filter(|()| corral.get("/jobs/echo").json()["finished"] == 2)
+    wait_until("two jobs", || {
+        corral.get("/jobs/echo").json()["finished"] == 2
     });
 }
 
@@ -215,9 +180,8 @@ fn queues_bodies_and_results_are_bounded() {
     assert_eq!(result(&corral, "echo", &good).body.len(), 1024);
     deploy_jobs(&corral, "brief", "echo", json!({"ttl-seconds": 1}));
     let brief = send(&corral, "brief", "x");
-    wait_for("the end of the time to live", || {
-        let answer = corral.get(&format!("/jobs/brief/{brief}"));
-        (answer.status == 404).then_some(())
+    wait_until("the end of the time to live", || {
+        corral.get(&format!("/jobs/brief/{brief}")).status == 404
     });
     corral.wait_until_idle();
 }
@@ -241,9 +205,9 @@ fn slow_bodies_leave_room_for_other_tenants() {
     });
     let slow = Vec::from_iter(slow);
     // Half of the memory for bodies takes 32 of them. A body of the test meanwhile could take the place of one.
-    wait_for("eight refusals", || {
+    wait_until("eight refusals", || {
         let answered = slow.iter().filter(|stream| stream.peek(&mut [0]).is_ok());
-        (answered.count() == 8).then_some(())
+        answered.count() == 8
     });
     let send = |key: &str| {
         let headers = [("authorization", key)];
@@ -252,9 +216,7 @@ fn slow_bodies_leave_room_for_other_tenants() {
     send(&alice).problem(503, "jobs-busy");
     id_of(&send(&bob));
     drop(slow);
-    wait_for("room for alice", || {
-        (send(&alice).status == 202).then_some(())
-    });
+    wait_until("room for alice", || send(&alice).status == 202);
     corral.wait_until_idle();
 }
 
@@ -263,23 +225,12 @@ fn tenants_see_their_own_jobs_only() {
     let keys = scratch_dir().join("keys.toml");
     std::fs::write(&keys, "").expect("written");
     let file = keys.to_str().expect("a path in UTF-8");
-    let new_key = |tenant: &str, deployment: &str| {
-        let line = [
-            "keys",
-            "new",
-            "--append",
-            file,
-            "--tenant",
-            tenant,
-            "--deployment",
-            deployment,
-        ];
-        let ended = run(line);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        format!("Bearer {}", ended.stdout.trim())
+    let key = |tenant: &str, deployment: &str| {
+        let options = ["--tenant", tenant, "--deployment", deployment];
+        format!("Bearer {}", new_key(file, &options))
     };
-    let (alice, bob) = (new_key("alice", "echo"), new_key("bob", "echo"));
-    let other = new_key("carol", "other");
+    let (alice, bob) = (key("alice", "echo"), key("bob", "echo"));
+    let other = key("carol", "other");
     let corral = Corral::start_with_store(&["--keys", file]);
     deploy_jobs(&corral, "echo", "echo", json!({}));
     let ask = |method: &str, path: &str, key: &str| {
@@ -290,9 +241,8 @@ fn tenants_see_their_own_jobs_only() {
     ask("POST", "/jobs/echo", &other).problem(403, "key-not-granted");
     let id = id_of(&ask("POST", "/jobs/echo", &alice));
     let own = format!("/jobs/echo/{id}");
-    wait_for("the result", || {
-        let answer = ask("GET", &format!("{own}/result"), &alice);
-        (answer.status == 200).then_some(())
+    wait_until("the result", || {
+        ask("GET", &format!("{own}/result"), &alice).status == 200
     });
     for (method, path) in [
         ("GET", own.clone()),
@@ -321,9 +271,8 @@ fn tenants_see_their_own_jobs_only() {
     let id = id_of(&corral.request("POST", "/jobs/echo", &headers, "x"));
     std::fs::write(&keys, "").expect("written");
     corral.signal("HUP");
-    wait_for("the reload", || {
-        let answer = ask("GET", "/jobs/echo", &alice);
-        (answer.status == 401).then_some(())
+    wait_until("the reload", || {
+        ask("GET", "/jobs/echo", &alice).status == 401
     });
     corral.cli_output(&["resume", "echo"]);
     let dead = wait_for("a dead letter", || {
@@ -391,11 +340,10 @@ fn shutdown_waits_for_jobs_and_returns_the_rest() {
     let sum = distinct_sums(1)[0];
     let id = send(&corral, "sums", &sum.long_request(1500).to_string());
     // A delayed test may find that it has ended.
-    wait_for("its start", || {
-        (status(&corral, "sums", &id)["state"] != "waiting").then_some(())
+    wait_until("its start", || {
+        status(&corral, "sums", &id)["state"] != "waiting"
     });
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let mut corral = Corral::start_in(&store, &["--grace-period", "0.2"]);
     let ended = status(&corral, "sums", &id);
     assert_eq!(
@@ -485,10 +433,9 @@ fn survive_kills(count: usize, kills: usize) {
             client.join().expect("no panic");
         });
         if kill == kills {
-            wait_for("the end of all jobs", || {
+            wait_until("the end of all jobs", || {
                 let list = corral.cli_json(&["jobs", "sums", "-n", "1"]);
-                let unfinished = (&list["waiting"], &list["running"]);
-                Some(()).filter(|()| unfinished == (&json!(0), &json!(0)))
+                list["waiting"] == 0 && list["running"] == 0
             });
             let interrupted = seen.unfinished;
             seen.check(&corral);

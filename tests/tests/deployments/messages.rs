@@ -1,7 +1,7 @@
 //! Messages: published at `/messages/SUBJECT` and by plugins, and delivered to the deployments that subscribe.
 
 use corral_tests::deployments::{deploy_plugin, manifest, try_deploy, upload};
-use corral_tests::{Corral, Response, artifacts, new_key, scratch_dir, wait_for};
+use corral_tests::{Corral, Response, artifacts, new_key, scratch_dir, wait_for, wait_until};
 use serde_json::{Value, json};
 
 /// Deploys the plugin that handles and publishes messages.
@@ -167,10 +167,10 @@ fn failed_message_is_retried_until_handled() {
     let messages = json!({"subscriptions": ["work"], "attempts": 100});
     deploy_handler(&corral, "worker", messages.clone(), json!([]));
     check_stored(&publish(&corral, "work", "when ready"), 1);
-    wait_for("a failed attempt", || {
+    wait_until("a failed attempt", || {
         let job = jobs(&corral, "worker").remove(0);
         let error = job["error"].as_str().unwrap_or_default();
-        error.contains("it is not ready").then_some(())
+        error.contains("it is not ready")
     });
     let more = json!({"messages": messages, "configuration": {"READY": "1"}});
     deploy_plugin(&corral, "worker", "messages", more);
@@ -232,9 +232,9 @@ fn full_queue_refuses_a_message_for_all() {
 
 /// What the plugin answers when it publishes a message.
 fn publish_from(corral: &Corral, name: &str, message: &Value) -> String {
-    let answer = corral.post(&format!("/{name}"), message.to_string());
-    assert_eq!(answer.status, 200, "{answer:?}");
-    answer.body
+    corral
+        .post_ok(&format!("/{name}"), message.to_string())
+        .body
 }
 
 #[test]

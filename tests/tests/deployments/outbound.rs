@@ -2,7 +2,7 @@
 //! and every request has its bounds. `host/runtime/src/outbound` tests names that change their address.
 
 use corral_tests::deployments::{deploy_plugin, show};
-use corral_tests::{Corral, Identity, Metrics, Upstream, scratch_dir, wait_for};
+use corral_tests::{Corral, Identity, Metrics, Upstream, scratch_dir, wait_until};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -20,9 +20,7 @@ fn deploy(corral: &Corral, name: &str, outbound: Value) {
 
 /// Lets the plugin at `/NAME` send a request, and returns what it reports.
 fn send(corral: &Corral, name: &str, request: &Value) -> Value {
-    let answer = corral.post(&format!("/{name}"), request.to_string());
-    assert_eq!(answer.status, 200, "{request}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/{name}"), request)
 }
 
 fn get(corral: &Corral, name: &str, url: &str) -> Value {
@@ -337,9 +335,7 @@ fn deployment_has_a_bounded_number_of_connections() {
     corral.wait_until("all connections", |metrics| {
         metric(metrics, "connections", "many") == all
     });
-    wait_for("all requests", || {
-        (upstream.requests().len() == CONNECTIONS).then_some(())
-    });
+    wait_until("all requests", || upstream.requests().len() == CONNECTIONS);
     let patient = json!({"url": upstream.url("/text")});
     let hasty = json!({"url": upstream.url("/text"), "connect_ms": 100});
     let asked = corral.with_neighbors(|| {
@@ -350,15 +346,13 @@ fn deployment_has_a_bounded_number_of_connections() {
     });
     assert!(asked > 0);
     assert_eq!(refused(&corral, "many"), reasons([("connections", 5.0)]));
-    wait_for("the end of the neighbor's connections", || {
-        (upstream.open() == CONNECTIONS).then_some(())
+    wait_until("the end of the neighbor's connections", || {
+        upstream.open() == CONNECTIONS
     });
     // A client that goes away ends its call, and with it the connection.
     drop(holding);
     no_connections(&corral);
-    wait_for("the end of the connections", || {
-        (upstream.open() == 0).then_some(())
-    });
+    wait_until("the end of the connections", || upstream.open() == 0);
     assert_eq!(send(&corral, "many", &patient)["status"], 200);
 }
 
@@ -383,8 +377,6 @@ fn silent_server_ends_at_its_time_limit() {
         answer.problem(504, "deadline");
     });
     assert!(asked > 0);
-    wait_for("the end of the connections", || {
-        (upstream.open() == 0).then_some(())
-    });
+    wait_until("the end of the connections", || upstream.open() == 0);
     no_connections(&corral);
 }

@@ -2,7 +2,7 @@
 //! secret, and a reload replaces it.
 
 use corral_tests::deployments::{deploy_plugin, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, Response, artifacts, run, scratch_dir, serve, wait_for};
+use corral_tests::{Corral, Response, artifacts, run, scratch_dir, serve, utf8, wait_until};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -24,10 +24,6 @@ fn value(corral: &Corral, name: &str, key: &str) -> Value {
 /// Fails if a text contains a secret.
 fn check_hidden(text: &str) {
     assert!(!text.contains(MARK), "{text}");
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
 }
 
 /// All files below a directory.
@@ -65,7 +61,7 @@ impl Directory {
     }
 
     fn start(&self, store: &Path) -> Corral {
-        Corral::start_in(store, &["--config", text(&self.config())])
+        Corral::start_in(store, &["--config", utf8(&self.config())])
     }
 }
 
@@ -74,7 +70,7 @@ fn reload(corral: &Corral, line: &str) {
     let count = |text: &str| text.matches(line).count();
     let before = count(&corral.stderr());
     corral.signal("HUP");
-    wait_for(line, || (count(&corral.stderr()) > before).then_some(()));
+    wait_until(line, || count(&corral.stderr()) > before);
 }
 
 #[test]
@@ -211,10 +207,9 @@ fn reload_replaces_secrets_of_configuration() {
     // A secret that is taken away is gone at once.
     dir.define(&[]);
     reload(&corral, "secret changed from");
-    wait_for("the end of the secret", || {
+    wait_until("the end of the secret", || {
         let answer = call(&corral, "a", &json!({"get": "key"}));
-        let is_gone = answer.status == 500 && answer.body.contains("the secret 'key'");
-        is_gone.then_some(())
+        answer.status == 500 && answer.body.contains("the secret 'key'")
     });
     check_hidden(&corral.stderr());
     drop(corral);
@@ -228,8 +223,8 @@ fn reload_replaces_secrets_of_configuration() {
     dir.set("key", "s3cret-third");
     dir.define(&["key"]);
     reload(&corral, "reloaded the secrets");
-    wait_for("the deployment", || {
-        (call(&corral, "a", &json!({"get": "key"})).status == 200).then_some(())
+    wait_until("the deployment", || {
+        call(&corral, "a", &json!({"get": "key"})).status == 200
     });
     assert_eq!(value(&corral, "a", "key"), "s3cret-third");
 }
@@ -244,9 +239,9 @@ fn check_reads_secrets_and_shows_their_places() {
         serve(&[
             "--check",
             "--model",
-            text(&model),
+            utf8(&model),
             "--config",
-            text(&config),
+            utf8(&config),
         ])
     };
     let ended = check();
@@ -256,8 +251,7 @@ fn check_reads_secrets_and_shows_their_places() {
     );
     check_hidden(&format!("{ended:?}"));
     dir.set("other", "s3cret-other");
-    let ended = check();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = check().check_success();
     let place = dir.0.join("key");
     let line = format!("secret key is in the file {}\n", place.display());
     assert!(ended.stdout.contains(&line), "{ended:?}");
@@ -266,7 +260,7 @@ fn check_reads_secrets_and_shows_their_places() {
     let ended = run([
         "serve",
         "--model",
-        text(&model),
+        utf8(&model),
         "--secret",
         "key=s3cret-first",
     ]);
@@ -281,7 +275,7 @@ fn check_reads_secrets_and_shows_their_places() {
 fn deploy_sets_entries_of_configuration() {
     let corral = Corral::start_with_store(&[]);
     let component = artifacts::plugin("config");
-    let arguments = ["deploy", text(&component), "--route", "/config"];
+    let arguments = ["deploy", utf8(&component), "--route", "/config"];
     corral.cli_output(
         &[
             &arguments[..],

@@ -3,7 +3,7 @@
 use corral_tests::deployments::show;
 use corral_tests::{
     Corral, Identity, RELIABLE_SUMS, Registry, RunOutput, TIMEOUT, artifacts, run, run_command,
-    run_with, scratch_dir,
+    run_with, scratch_dir, utf8,
 };
 use data_encoding::BASE64;
 use rcgen::{KeyPair, PublicKeyData, SigningKey};
@@ -17,10 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 const IMAGE_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
-}
 
 /// Runs a command that must succeed and returns its output without the line break.
 fn output(arguments: &[&str]) -> String {
@@ -44,7 +40,7 @@ fn project(name: &str, version: &str) -> String {
          [configuration]\nVERSION = '{version}'\n"
     );
     std::fs::write(dir.join("corral.toml"), manifest).expect("written");
-    text(&dir).to_owned()
+    utf8(&dir).to_owned()
 }
 
 #[test]
@@ -108,7 +104,7 @@ fn linked_components_travel_in_one_artifact() {
         [linked.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n";
     std::fs::write(dir.join("corral.toml"), manifest).expect("written");
     let tag = registry.reference("roles:1");
-    let pushed = output(&["push", &tag, text(&dir)]);
+    let pushed = output(&["push", &tag, utf8(&dir)]);
     // The handler first, and each component once.
     let image = registry.image("roles", "1");
     let layers = image["layers"].as_array().expect("layers");
@@ -118,7 +114,7 @@ fn linked_components_travel_in_one_artifact() {
     assert_eq!(layers[0]["size"], handler.len());
 
     let pulled = scratch_dir().join("pulled");
-    assert_eq!(output(&["pull", &tag, "--out", text(&pulled)]), pushed);
+    assert_eq!(output(&["pull", &tag, "--out", utf8(&pulled)]), pushed);
     std::fs::remove_dir_all(&dir).expect("removed");
     let ask = |at: &str| {
         let sum = RELIABLE_SUMS[0];
@@ -130,7 +126,7 @@ fn linked_components_travel_in_one_artifact() {
     ask("/roles/generate?sampler=any");
     ask("/roles/generate?sampler=other");
     // The pulled files are a project: deploying it makes the same manifest.
-    corral.cli_output(&["deploy", text(&pulled)]);
+    corral.cli_output(&["deploy", utf8(&pulled)]);
     let revisions = &show(&corral, "roles")["revisions"];
     assert_eq!(revisions[0]["manifest"], revisions[1]["manifest"]);
     assert_eq!(revisions[0]["source"], json!(pushed));
@@ -144,12 +140,12 @@ fn registry_with_tls_wants_login() {
     let registry = Registry::start_with_login(&identity);
     let dir = scratch_dir();
     let [certificate, _] = identity.write(&dir);
-    let certificate = text(&certificate);
+    let certificate = utf8(&certificate);
     let password = dir.join("password");
     std::fs::write(&password, format!("{}\n", Registry::PASSWORD)).expect("written");
     let tag = registry.reference("a/b:1");
     let project = project("a", "1");
-    let nobody = text(&dir);
+    let nobody = utf8(&dir);
     let push = |docker_config: &str, more: &[&str]| {
         let line = [
             &["push", &tag, &project, "--registry-ca", certificate],
@@ -162,7 +158,7 @@ fn registry_with_tls_wants_login() {
     let wrong = dir.join("wrong");
     std::fs::write(&wrong, "guess").expect("written");
     let login = |file: &Path| {
-        let file = text(file).to_owned();
+        let file = utf8(file).to_owned();
         [
             "--registry-user",
             Registry::USER,
@@ -178,8 +174,7 @@ fn registry_with_tls_wants_login() {
     push(nobody, &words).check_error(1, &["refuses the user 'alice' and its password (401"]);
     let words = login(&password);
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let pushed = push(nobody, &words);
-    assert_eq!(pushed.code, Some(0), "{pushed:?}");
+    let pushed = push(nobody, &words).check_success();
     run_with(
         &[("DOCKER_CONFIG", nobody)],
         ["pull", &tag, "--registry-user", "alice"],
@@ -208,7 +203,7 @@ fn registry_with_tls_wants_login() {
         "pull",
         &tag,
         "--out",
-        text(&dir),
+        utf8(&dir),
         "--registry-ca",
         certificate,
     ];
@@ -230,7 +225,7 @@ fn registry_with_tls_wants_login() {
     let deaf = run_with(&[("DOCKER_CONFIG", nobody)], ["pull", &tag]);
     deaf.check_error(1, &["answers 400 Bad Request", "if it uses TLS"]);
     let other = Identity::new().write(&scratch_dir());
-    let distrust = ["pull", &tag, "--registry-ca", text(&other[0])];
+    let distrust = ["pull", &tag, "--registry-ca", utf8(&other[0])];
     run_with(&[("DOCKER_CONFIG", nobody)], distrust)
         .check_error(1, &["is not trusted", "--registry-ca"]);
 }
@@ -248,7 +243,7 @@ fn changed_bytes_are_refused() {
     bad[good.len() / 2] ^= 1;
     std::fs::write(&file, &bad).expect("written");
     let out = scratch_dir().join("out");
-    let pull = ["pull", &tag, "--out", text(&out)];
+    let pull = ["pull", &tag, "--out", utf8(&out)];
     run(pull).check_error(1, &[component, "is damaged or was changed"]);
     assert!(!out.exists());
     std::fs::write(&file, &good).expect("written");
@@ -302,7 +297,7 @@ fn only_signed_artifacts_are_deployed() {
     let write = |name: &str, key: &KeyPair| {
         let file = dir.join(name);
         std::fs::write(&file, key.public_key_pem()).expect("written");
-        text(&file).to_owned()
+        utf8(&file).to_owned()
     };
     let (public, foreign) = (write("cosign.pub", &key), write("other.pub", &other));
     let open = Corral::start_with_store(&[]);
@@ -344,15 +339,15 @@ fn only_signed_artifacts_are_deployed() {
         "has no signature by this key",
     );
     let out = scratch_dir();
-    output(&["pull", &tag, "--verify-key", &public, "--out", text(&out)]);
+    output(&["pull", &tag, "--verify-key", &public, "--out", utf8(&out)]);
     // A key that is none stops the server's start, too.
     let bad = dir.join("bad.pub");
     std::fs::write(&bad, "no key").expect("written");
     for command in ["deploy", "pull"] {
-        run([command, &tag, "--verify-key", text(&bad)]).check_error(1, &["ECDSA P-256"]);
+        run([command, &tag, "--verify-key", utf8(&bad)]).check_error(1, &["ECDSA P-256"]);
     }
-    corral_tests::serve(&["--verify-key", text(&bad)]).check_error(1, &["ECDSA P-256"]);
-    corral_tests::serve(&["--verify-key", text(&bad), "--check"]).check_error(2, &["ECDSA P-256"]);
+    corral_tests::serve(&["--verify-key", utf8(&bad)]).check_error(1, &["ECDSA P-256"]);
+    corral_tests::serve(&["--verify-key", utf8(&bad), "--check"]).check_error(2, &["ECDSA P-256"]);
 }
 
 /// Forwards connections to a registry, and cuts the first one that carries more bytes of answers than this.
@@ -391,7 +386,7 @@ fn cut_download_is_tried_again() {
     let host = cut_first_download(&registry, 16 << 10);
     let reference = pushed.replace(&registry.host, &host);
     let out = scratch_dir().join("out");
-    let pulled = run(["pull", &reference, "--out", text(&out)]);
+    let pulled = run(["pull", &reference, "--out", utf8(&out)]);
     assert_eq!(pulled.code, Some(0), "{pulled:?}");
     assert!(pulled.stderr.contains("trying again in"), "{pulled:?}");
     let found = std::fs::read(out.join("a.wasm")).expect("written");
@@ -402,13 +397,13 @@ fn cut_download_is_tried_again() {
 fn wit_packages_are_wasm_artifacts() {
     let registry = Registry::start();
     let dir = scratch_dir();
-    let printed = output(&["wit", "--binary", "--out", text(&dir)]);
+    let printed = output(&["wit", "--binary", "--out", utf8(&dir)]);
     assert!(printed.contains("corral:inference@0.1.0 in "), "{printed}");
     let file = dir.join("corral-inference-0.1.0.wasm");
     output(&[
         "push",
         &registry.reference("corral/inference:0.1.0"),
-        text(&file),
+        utf8(&file),
     ]);
     let image = registry.image("corral/inference", "0.1.0");
     let expected = "application/vnd.wasm.config.v0+json";

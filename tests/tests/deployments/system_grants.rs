@@ -1,7 +1,7 @@
 //! `grants.clocks` and `grants.random`: granted unless a manifest denies them, to a handler and its linked components.
 
 use corral_tests::deployments::{deploy_plugin, show, upload};
-use corral_tests::{Corral, Response, artifacts, wait_for};
+use corral_tests::{Corral, Response, artifacts, wait_until};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -96,9 +96,7 @@ fn stopped_clocks_begin_with_each_request() {
     deploy_plugin(&corral, "a", "misbehave", more);
     let first = clocks(&corral, "a");
     let reused = "corral_deployment_instances_waiting{deployment=\"a\"}";
-    wait_for("an idle instance", || {
-        (corral.metrics().get(reused) == 1.0).then_some(())
-    });
+    wait_until("an idle instance", || corral.metrics().get(reused) == 1.0);
     std::thread::sleep(Duration::from_millis(200));
     let second = clocks(&corral, "a");
     assert_eq!(second.computing, [0; 5]);

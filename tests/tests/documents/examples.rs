@@ -14,8 +14,7 @@ fn start(name: &str) -> Corral {
 /// The answer of an example, and the growth of the engine's counters while it answers.
 fn ask(corral: &Corral, name: &str, body: &Value) -> (Value, Growth) {
     let before = corral.wait_until_idle();
-    let answer = corral.post(&format!("/{name}"), body.to_string());
-    assert_eq!(answer.status, 200, "{name} {body}: {answer:?}");
+    let answer = corral.post_json(&format!("/{name}"), body);
     let after = corral.wait_until_idle();
     let growth = |counter: &str| after.growth(&format!("corral_engine_{counter}_total"), &before);
     let growth = Growth {
@@ -26,7 +25,7 @@ fn ask(corral: &Corral, name: &str, body: &Value) -> (Value, Growth) {
         generated: growth("generated_tokens"),
         steps: growth("steps"),
     };
-    (answer.json(), growth)
+    (answer, growth)
 }
 
 /// The growth of counters of the engine.
@@ -330,10 +329,9 @@ fn drafts_save_steps_of_the_large_model() {
     let ask = |prompt: &str, drafts: u32| {
         let before = corral.wait_until_idle();
         let body = json!({"prompt": prompt, "drafts": drafts, "max_tokens": 80});
-        let answer = corral.post("/speculative-decoding", body.to_string());
-        assert_eq!(answer.status, 200, "{answer:?}");
+        let answer = corral.post_json("/speculative-decoding", &body);
         let after = corral.wait_until_idle();
-        (answer.json(), steps(&after) - steps(&before))
+        (answer, steps(&after) - steps(&before))
     };
     let (mut plain, mut drafted) = (0.0, 0.0);
     for prompt in [

@@ -13,12 +13,6 @@ fn start(example: &str, arguments: &[&str]) -> Corral {
     Corral::start_with_routes(&[(&route, example)], arguments)
 }
 
-fn post(corral: &Corral, path: &str, body: &Value) -> Value {
-    let answer = corral.post(path, body.to_string());
-    assert_eq!(answer.status, 200, "{body}: {answer:?}");
-    answer.json()
-}
-
 /// A member that is a number.
 fn number(body: &Value, member: &str) -> f64 {
     let value = body[member].as_f64();
@@ -44,7 +38,7 @@ fn measure<T>(corral: &Corral, ask: impl FnOnce() -> T) -> Measured<T> {
 }
 
 fn measured_post(corral: &Corral, path: &str, body: &Value) -> Measured<Value> {
-    measure(corral, || post(corral, path, body))
+    measure(corral, || corral.post_json(path, body))
 }
 
 /// Tokens of a user's turn with this text, and of the begin of the answer.
@@ -329,14 +323,14 @@ fn sure_model_spares_the_expensive_one() {
             .expect("the model is loaded")
     };
     for sum in RELIABLE_SUMS {
-        let answer = post(&corral, "/model-router", &json!({"prompt": sum.question()}));
+        let answer = corral.post_json("/model-router", &json!({"prompt": sum.question()}));
         assert_eq!(answer["model"], "tiny");
         assert_eq!(answer["text"], json!(sum.answer()));
         assert!(number(&answer["tried"][0], "confidence") > 0.9, "{answer}");
     }
     assert_eq!(finished(), 0.0);
     let body = json!({"prompt": "Who wrote Hamlet?\n"});
-    let answer = post(&corral, "/model-router", &body);
+    let answer = corral.post_json("/model-router", &body);
     assert_eq!(answer["model"], "large");
     assert_eq!(answer["tried"][0]["model"], "tiny");
     assert!(number(&answer["tried"][0], "confidence") < 0.5, "{answer}");

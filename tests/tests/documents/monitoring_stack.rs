@@ -4,7 +4,7 @@
 use corral_tests::authoring::root;
 use corral_tests::{
     Corral, Identity, KilledOnDrop, SetOnDrop, TIMEOUT, artifacts, http_agent, new_key,
-    run_command, scratch_dir, wait_for,
+    run_command, scratch_dir, wait_for, wait_until,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -326,7 +326,7 @@ fn every_query_has_data_of_loaded_server() {
 /// Waits for data of each query, and checks what the queries select.
 fn check_queries(prometheus: &Prometheus, address: &str) {
     let wait_for_data = |query: &str| {
-        wait_for(query, || prometheus.has_data(query).then_some(()));
+        wait_until(query, || prometheus.has_data(query));
     };
     wait_for_data("sum(up{job=\"corral\"}) == 2");
 
@@ -364,10 +364,10 @@ fn check_queries(prometheus: &Prometheus, address: &str) {
             _ => panic!("an unknown variable {name}"),
         };
         // A scrape that takes too long ends the series until the next.
-        wait_for(name, || {
+        wait_until(name, || {
             let values = prometheus.query(&format!("count by ({label}) ({metric})"));
             let mut found = values.iter().map(|s| text(&s["metric"][label]));
-            found.any(|found| found == expected).then_some(())
+            found.any(|found| found == expected)
         });
     }
 

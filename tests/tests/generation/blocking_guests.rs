@@ -17,9 +17,7 @@ fn start(arguments: &[&str]) -> Corral {
 }
 
 fn ask(corral: &Corral, way: &str, body: &str) -> String {
-    let answer = corral.post(&format!("/blocking/{way}"), body);
-    assert_eq!(answer.status, 200, "{way} {body:?}: {answer:?}");
-    answer.body
+    corral.post_ok(&format!("/blocking/{way}"), body).body
 }
 
 /// Asserts that the plugin reports a failed call with these words.

@@ -55,8 +55,7 @@ fn check_lists_draft_model() {
     let model = artifacts::model();
     let model = model.to_str().expect("a path in UTF-8");
     let check = |draft: &str| run(["serve", "--check", "--model", model, "--draft", draft]);
-    let plan = check(&draft());
-    assert_eq!(plan.code, Some(0), "{plan:?}");
+    let plan = check(&draft()).check_success();
     assert!(plan.stdout.contains("draft model of tiny is"), "{plan:?}");
     check("missing.gguf").check_error(2, &["missing.gguf"]);
 }

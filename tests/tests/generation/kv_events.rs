@@ -1,6 +1,8 @@
 //! `--kv-events`: what a subscriber of ZeroMQ learns of the prefix caches. The subscriber is `kv_events/subscriber.py`.
 
-use corral_tests::{Corral, TIMEOUT, artifacts, key_file, new_key, run, run_command, wait_for};
+use corral_tests::{
+    Corral, TIMEOUT, artifacts, key_file, new_key, run, run_command, signal, wait_for, wait_until,
+};
 use data_encoding::HEXLOWER;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -216,13 +218,6 @@ impl Subscriber {
             }
         }
     }
-
-    fn signal(&self, name: &str) {
-        let kill = Command::new("kill")
-            .args([name, &self.child.id().to_string()])
-            .status();
-        assert!(kill.expect("kill is there").success());
-    }
 }
 
 impl Drop for Subscriber {
@@ -328,18 +323,14 @@ fn rendered_tokens_are_those_of_events() {
             json!({"messages": messages, "max_tokens": 1}),
         ),
     ] {
-        let post = |path: &str| {
-            let answer = corral.post(path, request.to_string());
-            assert_eq!(answer.status, 200, "{path}: {answer:?}");
-            answer.json()
-        };
+        let post = |path: &str| corral.post_json(path, &request);
         let rendered = post(&format!("{path}/render"));
         // Completions may have several prompts.
         let rendered = rendered.get(0).unwrap_or(&rendered);
         let tokens = rendered["token_ids"].as_array().expect("tokens");
         assert!(tokens.len() >= PROMPT, "{rendered}");
         post(path);
-        wait_for("blocks of these tokens", || {
+        wait_until("blocks of these tokens", || {
             let mut blocks = Blocks::default();
             let batches = replay(&corral, 0, &[]);
             batches.iter().for_each(|batch| blocks.apply_batch(batch));
@@ -347,7 +338,7 @@ fn rendered_tokens_are_those_of_events() {
                 let block = json!(block);
                 blocks.known.values().any(|known| known.1 == block)
             };
-            tokens.chunks_exact(BLOCK).all(is_known).then_some(())
+            tokens.chunks_exact(BLOCK).all(is_known)
         });
     }
 }
@@ -356,7 +347,7 @@ fn rendered_tokens_are_those_of_events() {
 fn stopped_subscriber_delays_nobody() {
     let corral = start(&[]);
     let (mut stopped, mut other) = (Subscriber::start(&corral), Subscriber::start(&corral));
-    stopped.signal("-STOP");
+    signal(stopped.child.id(), "STOP");
     let before = corral.resident_bytes();
     for number in 0..20 {
         ask(&corral, &format!("{number} words "));
@@ -366,7 +357,7 @@ fn stopped_subscriber_delays_nobody() {
     other.until("the last prompt", |blocks| blocks.has(last));
     let grown = corral.resident_bytes().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes more");
-    stopped.signal("-CONT");
+    signal(stopped.child.id(), "CONT");
     stopped.until("the last prompt", |blocks| blocks.has(last));
     let missed = "corral_kv_events_missed_batches_total";
     assert_eq!(corral.metrics().get(missed), 0.0);
@@ -411,8 +402,7 @@ fn check_names_events_and_bad_addresses() {
         let model = model.to_str().expect("a path in UTF-8");
         run(["serve", "--check", "--model", model, "--kv-events", address])
     };
-    let good = check("tcp://127.0.0.1:5557");
-    assert_eq!(good.code, Some(0), "{good:?}");
+    let good = check("tcp://127.0.0.1:5557").check_success();
     assert!(
         good.stdout.contains("kv-events on tcp://127.0.0.1:5557"),
         "{good:?}"

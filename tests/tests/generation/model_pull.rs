@@ -86,8 +86,7 @@ fn read(path: &Path) -> Vec<u8> {
 fn pulled_model_answers_sums_offline() {
     let hub = hub();
     let mut user = User::new(&hub);
-    let ended = user.pull("hf:org/tiny-GGUF");
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = user.pull("hf:org/tiny-GGUF").check_success();
     let file = user.dir().join("tiny-Q4_K_M.gguf");
     assert_eq!(ended.stdout, format!("{}\n", file.display()));
     assert!(
@@ -141,8 +140,7 @@ fn cut_download_continues() {
     };
     let user = User::new(&hub);
     hub.state().storage = Storage::CutOnce;
-    let ended = user.pull("hf:org/tiny-GGUF");
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = user.pull("hf:org/tiny-GGUF").check_success();
     assert!(ended.stderr.contains("trying again"), "{ended:?}");
     assert_eq!(ranges(), [None, Some(format!("bytes={half}-"))]);
 

@@ -240,8 +240,7 @@ fn broken_model_fails_until_file_is_replaced() {
     std::fs::write(&file, &whole).expect("the scratch directory can be written");
     ask(&corral, "bad");
     corral.wait_until_idle();
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
 }
 
 #[test]
@@ -277,8 +276,7 @@ fn grace_period_ends_with_waiting_calls() {
     let arguments = ["--preload", "all", "--grace-period", "1"];
     let mut corral = start_with_cells(&["second"], ["16384", MANY_CELLS], &arguments);
     let streams = corral.hold(2);
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     // Both were still running at the end of the grace period.
     assert!(corral.stderr().contains("cut off"), "{}", corral.stderr());
     drop(streams);

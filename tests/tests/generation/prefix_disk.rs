@@ -2,7 +2,7 @@
 
 use corral_tests::deployments::deploy_plugin;
 use corral_tests::{
-    Corral, RELIABLE_SUMS, Sum, artifacts, key_file, new_key, scratch_dir, serve, wait_for,
+    Corral, RELIABLE_SUMS, Sum, artifacts, key_file, new_key, scratch_dir, serve, wait_until,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -57,8 +57,7 @@ fn wait_for_files(corral: &Corral, files: u32) {
 }
 
 fn stop(mut corral: Corral) {
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
 }
 
 fn dropped(corral: &Corral, reason: &str) -> f64 {
@@ -216,12 +215,12 @@ fn models_keep_their_prefixes_apart() {
     let file = &dir.files("tiny")[0];
     std::fs::copy(file, dir.0.join("second/1.prefix")).expect("copied");
     let corral = dir.start_with(&[], &options);
-    wait_for("the foreign file to be removed", || {
-        dir.files("second").is_empty().then_some(())
+    wait_until("the foreign file to be removed", || {
+        dir.files("second").is_empty()
     });
     corral.wait_for_stderr("a file of a prefix cannot be used");
-    wait_for("the file to be counted", || {
-        (dropped(&corral, "unusable") == 1.0).then_some(())
+    wait_until("the file to be counted", || {
+        dropped(&corral, "unusable") == 1.0
     });
     assert_eq!(ask_at(&corral, "/generate", sum, of_second()), 0.0);
     stop(corral);
@@ -299,8 +298,8 @@ fn oldest_prefixes_leave_the_disk() {
     wait_for_files(&corral, 1);
     assert_eq!(dropped(&corral, "no-room"), 2.0);
     check_read(&corral, third);
-    wait_for("the other files to be removed", || {
-        (dir.files("tiny").len() == 1).then_some(())
+    wait_until("the other files to be removed", || {
+        dir.files("tiny").len() == 1
     });
 }
 
@@ -318,8 +317,7 @@ fn full_disk_fails_no_request() {
     let limited = Command::new("prlimit").args([&pid, "--fsize=0:"]).status();
     assert!(limited.expect("prlimit is there").success());
     assert!(ask(&corral, sum) > 0.0);
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     corral.wait_for_stderr("cannot write");
     assert!(dir.files("tiny").is_empty());
     let corral = dir.start();

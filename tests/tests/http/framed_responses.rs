@@ -12,9 +12,7 @@ fn start(arguments: &[&str]) -> Corral {
 }
 
 fn ask(corral: &Corral, which: &str, prompt: &str) -> String {
-    let answer = corral.post(&format!("/loops/{which}"), prompt);
-    assert_eq!(answer.status, 200, "{which} {prompt:?}: {answer:?}");
-    answer.body
+    corral.post_ok(&format!("/loops/{which}"), prompt).body
 }
 
 /// The text in its frames: prefix, text and suffix.

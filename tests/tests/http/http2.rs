@@ -1,7 +1,7 @@
 //! HTTP/2 on the public listener: the responses of HTTP/1.1, and clients that misuse it.
 
 use corral_tests::{
-    Connection, Corral, HttpVersion, Sum, block_on, distinct_sums, raw_exchange, wait_for,
+    Connection, Corral, HttpVersion, Sum, block_on, distinct_sums, raw_exchange, wait_until,
 };
 use serde_json::json;
 use std::time::Duration;
@@ -168,9 +168,9 @@ fn rapid_reset_loses_connection() {
                 let sent = client.send("/misbehave/sleeper", &[], "").await;
                 sent.is_ok()
             });
-            wait_for("the request, or the end of the connection", || {
+            wait_until("the request, or the end of the connection", || {
                 let is_seen = corral.metrics().get(IN_FLIGHT) > 0.0;
-                (is_seen || request.is_finished()).then_some(())
+                is_seen || request.is_finished()
             });
             if request.is_finished() {
                 break;

@@ -2,7 +2,7 @@
 
 use corral_tests::{
     Connection, Corral, HttpVersion, Response, Sum, block_on, distinct_sums, new_key, run,
-    scratch_dir, wait_for,
+    scratch_dir, wait_until,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -144,8 +144,7 @@ fn keys_never_reach_the_log() {
     );
     ask(&corral, "/misbehave/trap", Some(&bearer(&key)), "");
     corral.wait_until_idle();
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let text = std::fs::read_to_string(&file).expect("read");
     for text in [corral.stderr(), text] {
         assert!(!text.contains(&key["corral_".len()..]), "{text}");
@@ -160,9 +159,8 @@ fn keys_reload_while_serving() {
     check_sum(&corral, &first, Sum { a: 1, b: 1 });
     let second = new_key(&file, &["--tenant", "bob"]);
     let wait_for_status = |key: &str, status: u16| {
-        wait_for("the keys to be reloaded", || {
-            let answer = ask(&corral, "/misbehave/ok", Some(&bearer(key)), "");
-            (answer.status == status).then_some(())
+        wait_until("the keys to be reloaded", || {
+            ask(&corral, "/misbehave/ok", Some(&bearer(key)), "").status == status
         });
     };
     wait_for_status(&second, 200);
@@ -262,9 +260,8 @@ fn each_key_limit_trips_alone() {
             check_wait(&refused, 1);
         });
         // The connection's end frees its slot.
-        wait_for("the permit to be free", || {
-            let answer = ask(&corral, "/misbehave/ok", Some(&bearer(concurrent)), "");
-            (answer.status != 429).then_some(())
+        wait_until("the permit to be free", || {
+            ask(&corral, "/misbehave/ok", Some(&bearer(concurrent)), "").status != 429
         });
         neighbor.join().expect("every sum is right");
     });

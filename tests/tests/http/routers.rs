@@ -1,6 +1,6 @@
 //! What routers of several servers ask one of them, and what they tell it.
 
-use corral_tests::{Corral, MANY_CELLS, Metrics, artifacts, wait_for};
+use corral_tests::{Corral, MANY_CELLS, Metrics, artifacts, wait_for, wait_until};
 use serde_json::json;
 use std::io::Write;
 
@@ -27,9 +27,8 @@ fn public_listener_has_metrics_on_request() {
     let adapters = format!("vllm:lora_requests_info{{model_name=\"tiny\",{adapters}}}");
     assert!(idle.get(&adapters) > 1e9);
     let running = corral.endless("/generate");
-    wait_for("a running request", || {
-        let metrics = metrics();
-        (metrics.get(&of_model("num_requests_running")) == 1.0).then_some(())
+    wait_until("a running request", || {
+        metrics().get(&of_model("num_requests_running")) == 1.0
     });
     assert!(metrics().get(&of_model("kv_cache_usage_perc")) > 0.0);
     let loads = corral.get("/v1/loads?include=core").json();
@@ -68,12 +67,12 @@ fn slots_show_requests_of_other_deployments() {
     let status = || corral.get("/slots?fail_on_no_slot=1").status;
     assert_eq!(used(), [false, false]);
     let first = corral.endless("/generate");
-    wait_for("a used slot", || (used() == [true, false]).then_some(()));
+    wait_until("a used slot", || used() == [true, false]);
     assert_eq!(status(), 200);
     let second = corral.endless("/generate");
-    wait_for("no free slot", || (status() == 503).then_some(()));
+    wait_until("no free slot", || status() == 503);
     drop((first, second));
-    wait_for("free slots", || (used() == [false, false]).then_some(()));
+    wait_until("free slots", || used() == [false, false]);
 }
 
 /// The tenant of the only request of a server.

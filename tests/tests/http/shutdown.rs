@@ -2,6 +2,7 @@
 
 use corral_tests::{
     Connection, Corral, ENDLESS_TOKENS, HttpVersion, TIMEOUT, block_on, distinct_sums, wait_for,
+    wait_until,
 };
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -216,13 +217,12 @@ fn drain_delay_accepts_requests_longer() {
     let mut corral = Corral::start_with(&["--drain-delay", NEVER, "--grace-period", NEVER]);
     corral.check_alive();
     corral.signal("TERM");
-    wait_for("the server to be unready", || {
-        (corral.get("/readyz").status != 200).then_some(())
+    wait_until("the server to be unready", || {
+        corral.get("/readyz").status != 200
     });
     // Over existing connections and new ones.
     corral.check_alive();
     assert_eq!(corral.get("/healthz").status, 200);
     drop(TcpStream::connect(corral.public()).expect("connected"));
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
 }

@@ -126,8 +126,7 @@ fn remote_admin_listener_uses_certificate() {
         run([&["list", "--admin", &admin, "--token-file", &token], more].concat())
     };
     let certificate = files[0].to_str().expect("UTF-8");
-    let listed = list("https", &["--admin-ca", certificate]);
-    assert_eq!(listed.code, Some(0), "{listed:?}");
+    let listed = list("https", &["--admin-ca", certificate]).check_success();
     assert!(listed.stdout.contains("/generate"), "{listed:?}");
     // The client trusts no other server, and the server accepts no plaintext.
     let unknown = Identity::new().write(&scratch_dir());

@@ -4,7 +4,8 @@
 //! cache. All projects share one target directory and, except for one, the SDK of this checkout, so that it is built once.
 
 use corral_tests::{
-    Corral, RELIABLE_SUMS, RunOutput, Sum, Watch, artifacts, run_command, scratch_dir, wait_for,
+    Corral, RELIABLE_SUMS, RunOutput, Sum, Watch, artifacts, run_command, scratch_dir, signal,
+    wait_for,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -67,8 +68,7 @@ fn project(template: &str) -> PathBuf {
 fn deploy(server: &Corral, project: &Path) {
     let mut test = command("cargo", project);
     test.args(["test", "--quiet"]);
-    let ended = run(test);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = run(test).check_success();
     assert!(ended.stdout.contains(" passed"), "{ended:?}");
     let printed = succeeds(project, &["build"]);
     let name = project.file_name().expect("a name").to_string_lossy();
@@ -79,9 +79,7 @@ fn deploy(server: &Corral, project: &Path) {
 
 /// The answer of a deployment of [`project`].
 fn post(server: &Corral, template: &str, body: impl AsRef<[u8]>) -> String {
-    let answer = server.post(&format!("/try-{template}"), body);
-    assert_eq!(answer.status, 200, "{template}: {answer:?}");
-    answer.body
+    server.post_ok(&format!("/try-{template}"), body).body
 }
 
 /// The guide's commands as typed, beside a server that runs already.
@@ -110,8 +108,7 @@ fn first_plugin_of_the_guide_answers() {
         .env("PATH", format!("{}:{path}", programs.display()))
         .env("CORRAL_ADMIN", server.admin())
         .env("CORRAL_ADMIN_TOKEN", server.token().expect("a store"));
-    let ended = run(shell);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = run(shell).check_success();
     assert_eq!(ended.stdout.lines().last(), Some("19"), "{ended:?}");
 }
 
@@ -277,10 +274,7 @@ fn watch_serves_what_is_saved() {
     watch.wait_for("the last revision goes on serving", 2);
     assert_eq!(post(&server, "handler", SUM.question()), SUM.answer());
 
-    let interrupt = Command::new("kill")
-        .args(["-INT", &watch.process().id().to_string()])
-        .status();
-    assert!(interrupt.expect("kill is there").success());
+    signal(watch.process().id(), "INT");
     let status = wait_for("the end of the watch", || {
         watch.process().try_wait().expect("own child")
     });

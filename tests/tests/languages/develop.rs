@@ -5,6 +5,7 @@
 
 use corral_tests::{
     Corral, KilledOnDrop, RELIABLE_SUMS, Response, artifacts, run_command, scratch_dir, wait_for,
+    wait_until,
 };
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -162,7 +163,7 @@ fn python_edit_compiles_nothing() {
     assert_ne!(edited, good);
     save("app.py", &edited);
     let expected = format!("= {}", sum.answer());
-    wait_for("the edit", || (ask().body == expected).then_some(()));
+    wait_until("the edit", || ask().body == expected);
 
     // A module that fails says so in the answer.
     save("louder.py", "raise ValueError('too loud')\n");

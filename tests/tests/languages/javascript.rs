@@ -105,9 +105,7 @@ fn examples() -> PathBuf {
 }
 
 fn post(corral: &Corral, name: &str, body: &Value) -> Value {
-    let answer = corral.post(&format!("/javascript/{name}"), body.to_string());
-    assert_eq!(answer.status, 200, "{name} {body}: {answer:?}");
-    answer.json()
+    corral.post_json(&format!("/javascript/{name}"), body)
 }
 
 #[test]
@@ -131,8 +129,7 @@ fn examples_answer_as_in_rust() {
     );
     // The host's events and the plugin's have the same text, and end with the outcome.
     for name in ["framed", "written"] {
-        let answer = corral.post(&format!("/javascript/{name}"), SUM.question());
-        assert_eq!(answer.status, 200, "{answer:?}");
+        let answer = corral.post_ok(&format!("/javascript/{name}"), SUM.question());
         let events = answer.body.split_terminator("\n\n");
         let events = events.map(|event| event.strip_prefix("data: ").expect("an event"));
         let events = events.map(|event| serde_json::from_str(event).expect("JSON"));
@@ -168,19 +165,13 @@ fn link_sdk(project: &Path) {
 
 #[test]
 fn chat_and_job_are_tested_and_built() {
-    let dir = scratch_dir();
-    let projects = ["chat", "job"].map(|name| {
-        let new = ["new", name, "--lang", "js", "--template", name];
-        succeeds(corral(&dir, &new));
-        let project = dir.join(name);
-        link_sdk(&project);
-        let mut suite = node(&project);
+    check_chat_and_job("js", corral, |project| {
+        link_sdk(project);
+        let mut suite = node(project);
         suite.args(["--test", "app.test.js"]);
         assert!(!succeeds(suite).stdout.contains("pass 0"));
-        succeeds(corral(&project, &["build"]));
-        project
+        succeeds(corral(project, &["build"]));
     });
-    check_chat_and_job(projects.each_ref().map(PathBuf::as_path));
 }
 
 #[test]
@@ -192,8 +183,7 @@ fn new_project_is_built_and_watched() {
     let build = || run_command(&mut corral(&project, &["build"]), BUILD_TIMEOUT);
     build().check_error(1, &["the build failed"]);
     link_sdk(&project);
-    let built = build();
-    assert_eq!(built.code, Some(0), "{built:?}");
+    let built = build().check_success();
     assert!(built.stdout.starts_with("shout.wasm ("), "{built:?}");
     let server = deploy_shout(&project);
 

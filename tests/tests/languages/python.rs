@@ -132,18 +132,12 @@ fn new_project_is_tested_built_and_watched() {
 
 #[test]
 fn chat_and_job_are_tested_and_built() {
-    let dir = scratch_dir();
-    let projects = ["chat", "job"].map(|name| {
-        let new = ["new", name, "--lang", "python", "--template", name];
-        succeeds(corral(&dir, &new));
-        let project = dir.join(name);
-        let mut suite = command("pytest", &project);
+    check_chat_and_job("python", corral, |project| {
+        let mut suite = command("pytest", project);
         suite.args(["-q", "-p", "no:cacheprovider"]);
         assert!(succeeds(suite).stdout.contains(" passed"));
-        succeeds(corral(&project, &["build"]));
-        project
+        succeeds(corral(project, &["build"]));
     });
-    check_chat_and_job(projects.each_ref().map(PathBuf::as_path));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use corral_tests::artifacts::component;
 use corral_tests::deployments::{deploy_plugin, digest, manifest};
-use corral_tests::{Corral, Nats, Response, TIMEOUT, raw_exchange, schema, wait_for};
+use corral_tests::{Corral, Nats, Response, TIMEOUT, raw_exchange, schema, wait_until};
 use data_encoding::BASE64;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -296,9 +296,7 @@ fn log_followers_leave_connections_for_others() {
     assert_eq!(corral.request_admin("GET", "/deployments", "").status, 200);
     // A follower that leaves frees its connection.
     followers.pop();
-    wait_for("a free connection", || {
-        (follow().status == 200).then_some(())
-    });
+    wait_until("a free connection", || follow().status == 200);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The commands of an operator against a server with a token, TLS and API keys.
 
-use corral_tests::{Corral, RunOutput, artifacts, new_key, run, run_with, scratch_dir, wait_for};
+use corral_tests::{
+    Corral, RunOutput, artifacts, new_key, run, run_with, scratch_dir, wait_for, wait_until,
+};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -142,13 +144,11 @@ fn token_comes_from_file_store_or_variable() {
         ],
     );
     for more in [["--token-file", &file], ["--store", store]] {
-        let ended = run([&top[..], &more].concat());
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        run([&top[..], &more].concat()).check_success();
     }
     let variables = [("CORRAL_ADMIN_TOKEN", &*token), ("CORRAL_ADMIN", &*admin)];
     for command in [&["top", "--once"][..], &["list"]] {
-        let ended = run_with(&variables, command);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        run_with(&variables, command).check_success();
     }
     let wrong = [
         ("CORRAL_ADMIN_TOKEN", "wrong-wrong-wrong"),
@@ -205,8 +205,8 @@ fn top_fits_its_terminal_and_quits() {
             .into_iter()
             .any(|rate| rate.parse::<f64>().is_ok_and(|rate| rate > 0.0))
     };
-    wait_for("a rate of tokens", || {
-        has_rate(&seen.lock().expect("no panic")).then_some(())
+    wait_until("a rate of tokens", || {
+        has_rate(&seen.lock().expect("no panic"))
     });
     let mut stdin = child.stdin.take().expect("piped");
     stdin.write_all(b"jq").expect("taken");

@@ -55,8 +55,7 @@ fn unix_socket_needs_no_token() {
     serve(&["--admin", &socket(&dir)]).check_error(1, &["is in use"]);
     assert_eq!(corral.cli_output(&["remove", "a"]), "removed a\n");
 
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     assert!(!file.exists(), "the socket is left");
     let ended = run(["list", "--admin", &socket(&dir)]);
     ended.check_error(1, &["nothing answers at unix:/"]);

@@ -1,12 +1,8 @@
 //! The command line: output and errors. The unit tests of `corral-cli` have all usage errors.
 
-use corral_tests::{Corral, artifacts, run, run_plugin, run_with, scratch_dir, serve};
+use corral_tests::{Corral, artifacts, run, run_plugin, run_with, scratch_dir, serve, utf8};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
-}
 
 /// Writes a file into the directory.
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
@@ -90,8 +86,7 @@ fn cells_by_default_are_explained_at_start() {
     for text in ["KV cells of f16", "--kv-cells N"] {
         assert!(stderr.contains(text), "{stderr}");
     }
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let corral = Corral::start_with(&["--kv-cells", "16384"]);
     let text = corral.stderr();
     assert!(!text.contains("--kv-cells"), "{text}");
@@ -121,9 +116,9 @@ fn unloadable_model_is_one_line_error() {
             ["last.gguf", "cannot be loaded"],
         ),
     ] {
-        serve(&["--model", text(&file)]).check_error(1, &expected);
+        serve(&["--model", utf8(&file)]).check_error(1, &expected);
         let generate = artifacts::plugin("generate");
-        run(["run", text(&generate), "--model", text(&file)]).check_error(1, &expected);
+        run(["run", utf8(&generate), "--model", utf8(&file)]).check_error(1, &expected);
     }
 }
 
@@ -171,7 +166,7 @@ fn invalid_plugin_file_is_one_line_error() {
             &["exports nothing that Corral can call", "wasi:http/handler"],
         ),
     ] {
-        let plugin = format!("/x={}", text(&file));
+        let plugin = format!("/x={}", utf8(&file));
         let ended = serve(&["--plugin", &plugin]);
         ended.check_error(1, expected);
         assert!(!ended.stderr.contains("loading model"), "{ended:?}");
@@ -196,7 +191,7 @@ fn usage_error_is_one_line_and_exits_2() {
 #[test]
 fn verbose_shows_causes() {
     let missing = scratch_dir().join("missing.gguf");
-    let ended = serve(&["--verbose", "--model", text(&missing)]);
+    let ended = serve(&["--verbose", "--model", utf8(&missing)]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("corral: cannot read"), "{ended:?}");
     let ended = run_plugin(&artifacts::plugin("generate"), &["--verbose"], &["1+1="]);

@@ -2,12 +2,12 @@
 
 use corral_tests::{
     Connection, Corral, HttpVersion, Identity, Response, artifacts, block_on, key_file, new_key,
-    run, run_with, schema, scratch_dir,
+    run, run_with, schema, scratch_dir, utf8,
 };
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A directory with the demo model, a plugin, and a configuration that names them.
 struct Directory(PathBuf);
@@ -40,7 +40,7 @@ impl Directory {
     }
 
     fn start(&self) -> Corral {
-        Corral::start_exactly(&["--config", text(&self.file())])
+        Corral::start_exactly(&["--config", utf8(&self.file())])
     }
 
     /// Creates an API key in a file of the directory.
@@ -52,12 +52,8 @@ impl Directory {
     /// `corral serve --check` of the configuration, with more arguments.
     fn check(&self, arguments: &[&str]) -> corral_tests::RunOutput {
         let file = self.file();
-        run([&["serve", "--check", "--config", text(&file)], arguments].concat())
+        run([&["serve", "--check", "--config", utf8(&file)], arguments].concat())
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
 }
 
 /// Asks `hello`, on a connection of its own.
@@ -75,8 +71,7 @@ fn ask(corral: &Corral, authorization: &str) -> Response {
 
 #[test]
 fn every_option_of_help_has_a_field() {
-    let ended = run(["config", "schema"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = run(["config", "schema"]).check_success();
     let published: Value = serde_json::from_str(&ended.stdout).expect("JSON");
     let fields = published["properties"].as_object().expect("fields");
     let help = run(["serve", "--help"]).stdout;
@@ -162,7 +157,7 @@ fn check_prints_plan_and_touches_nothing() {
     assert!(ended.stdout.contains("https://localhost:1\n"), "{ended:?}");
     // Options need no file.
     let model = artifacts::model();
-    let ended = run(["serve", "--check", "--model", text(&model)]);
+    let ended = run(["serve", "--check", "--model", utf8(&model)]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.ends_with("nothing is wrong\n"), "{ended:?}");
 }
@@ -171,8 +166,7 @@ fn check_prints_plan_and_touches_nothing() {
 fn check_succeeds_beside_running_server() {
     let dir = Directory::new("store = 'store'\nsnapshot-dir = 'snapshots'");
     let corral = dir.start();
-    let ended = dir.check(&["--listen", corral.public()]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    dir.check(&["--listen", corral.public()]).check_success();
 }
 
 #[test]
@@ -188,14 +182,14 @@ fn check_reports_all_problems_with_their_places() {
     let broken = ["plugin", "model"].map(|name| dir.0.join(name));
     std::fs::write(&broken[0], "no component").expect("written");
     std::fs::write(&broken[1], "no model").expect("written");
-    let plugin = format!("/b={}", text(&broken[0]));
+    let plugin = format!("/b={}", utf8(&broken[0]));
     let ended = dir.check(&[
         "--plugin",
         &plugin,
         "--admin",
         "nowhere",
         "--model",
-        text(&broken[1]),
+        utf8(&broken[1]),
     ]);
     assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{ended:?}");
     let place = |line: usize, key: &str| format!("server.toml:{line}: {key}: ");
@@ -206,7 +200,7 @@ fn check_reports_all_problems_with_their_places() {
         place(14, "store"),
         "corral: cannot listen on nowhere".to_owned(),
         "corral: the plugin /b is not a WebAssembly component".to_owned(),
-        text(&broken[1]).to_owned(),
+        utf8(&broken[1]).to_owned(),
     ] {
         assert!(
             ended.stderr.contains(&expected),
@@ -243,12 +237,12 @@ fn mistakes_in_file_are_one_line_errors() {
         ("mmap =", "server.toml:8: "),
     ] {
         dir.write(more);
-        let ended = run(["serve", "--config", text(&file)]);
+        let ended = run(["serve", "--config", utf8(&file)]);
         ended.check_error(2, &[expected]);
         dir.check(&[]).check_error(2, &[expected]);
     }
     let missing = dir.0.join("missing.toml");
-    run(["serve", "--config", text(&missing)]).check_error(2, &["cannot read the configuration"]);
+    run(["serve", "--config", utf8(&missing)]).check_error(2, &["cannot read the configuration"]);
 }
 
 #[test]
@@ -258,7 +252,7 @@ fn variable_precedes_file() {
     let file = dir.file();
     dir.check(&[])
         .check_error(2, &["cannot read the admin token"]);
-    let line = ["serve", "--check", "--config", text(&file)];
+    let line = ["serve", "--check", "--config", utf8(&file)];
     let ended = run_with(&[("CORRAL_ADMIN_TOKEN", &"t".repeat(32))], line);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
@@ -270,7 +264,7 @@ fn reload_applies_changes_while_stream_runs() {
     let new = dir.new_key("new.toml");
     let cache = format!(
         "cache-dir = '{}'\n",
-        text(&artifacts::scratch().join("compiled"))
+        utf8(&artifacts::scratch().join("compiled"))
     );
     let write = |more: &str| dir.write(&format!("{cache}open-route = ['/generate']\n{more}"));
     write("keys = 'old.toml'");

@@ -9,8 +9,7 @@ fn doctor(arguments: &[&str]) -> RunOutput {
 
 #[test]
 fn doctor_explains_unused_backends() {
-    let ended = doctor(&[]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = doctor(&[]).check_success();
     assert_eq!(ended.stderr, "", "{ended:?}");
     let lines: Vec<_> = ended.stdout.lines().collect();
     let version = format!("corral {}, built ", env!("CARGO_PKG_VERSION"));
@@ -31,8 +30,7 @@ fn doctor_explains_unused_backends() {
 
 #[test]
 fn doctor_json_lists_devices() {
-    let ended = doctor(&["--json"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = doctor(&["--json"]).check_success();
     let found: Value = serde_json::from_str(&ended.stdout).expect("JSON");
     assert_eq!(found["version"], env!("CARGO_PKG_VERSION"));
     let devices = found["devices"].as_array().expect("a list");

@@ -1,7 +1,7 @@
 //! The log of the server, and `corral logs`.
 
 use corral_tests::deployments::{deploy, deploy_plugin, manifest, upload};
-use corral_tests::{Corral, artifacts, concurrently, run, scratch_dir, wait_for};
+use corral_tests::{Corral, artifacts, concurrently, new_key, run, scratch_dir, wait_for};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -27,10 +27,7 @@ fn wait_for_lines(corral: &Corral, target: &str, count: usize) -> Vec<Value> {
 fn access_log_names_request_tenant_and_tokens() {
     let file = scratch_dir().join("keys.toml");
     let file = file.to_str().expect("a path in UTF-8");
-    let line = [
-        "keys", "new", "--tenant", "alice", "--name", "phone", "--append", file,
-    ];
-    let key = run(line).stdout.trim().to_owned();
+    let key = new_key(file, &["--tenant", "alice", "--name", "phone"]);
     assert!(key.starts_with("corral_"), "{key}");
     let arguments = [&JSON[..], &["--keys", file, "--open-route", "/hello"]].concat();
     let corral = Corral::start_with(&arguments);
@@ -119,13 +116,11 @@ fn text_log_has_time_level_and_message() {
 fn log_level_turns_lines_off() {
     let mut corral = Corral::start_with(&["--log-level", "warn"]);
     corral.check_alive();
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     assert!(!corral.stderr().contains("INFO"), "{}", corral.stderr());
     let mut corral = Corral::start_with(&["--log-level", "info,corral::access=off"]);
     corral.check_alive();
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     let stderr = corral.stderr();
     assert!(stderr.contains("loaded model tiny"), "{stderr}");
     assert!(!stderr.contains("request method"), "{stderr}");
@@ -232,8 +227,7 @@ fn unread_log_loses_lines_and_blocks_no_request() {
     }
     corral.check_alive();
     corral.wait_until_idle();
-    corral.signal("TERM");
-    assert_eq!(corral.wait().code(), Some(0));
+    corral.shut_down();
     drop(unread);
 }
 
@@ -264,8 +258,7 @@ fn log_lines_have_level_request_and_deployment() {
     let corral = Corral::start_with_store(&JSON);
     deploy_plugin(&corral, "a", "config", json!({}));
     let levels = json!({"log": ["trace", "debug", "info", "warn", "error", "critical"]});
-    let answer = corral.post("/a", levels.to_string());
-    assert_eq!(answer.status, 200, "{answer:?}");
+    let answer = corral.post_ok("/a", levels.to_string());
     let id = answer.header("x-request-id").expect("an id");
     corral.wait_until_idle();
     let lines = |arguments: &[&str]| {

@@ -2,7 +2,7 @@
 
 use corral_tests::{
     Connection, Corral, HttpVersion, TIMEOUT, artifacts, block_on, distinct_sums, run, run_command,
-    scratch_dir, wait_for,
+    scratch_dir, wait_until,
 };
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
@@ -75,8 +75,7 @@ fn versions(dir: &Path) -> [PathBuf; 2] {
         let file = dir.join(format!("corral{flag}"));
         let mut strip = Command::new("strip");
         strip.args([flag, "-o"]).args([&file, &artifacts::binary()]);
-        let ended = run_command(&mut strip, TIMEOUT);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        run_command(&mut strip, TIMEOUT).check_success();
         file
     })
 }
@@ -153,8 +152,8 @@ fn upgrade_under_load_loses_no_request() {
     let clients: Vec<_> = (0..CLIENTS).map(work).collect();
     let answers_more = || {
         let before = answered.load(Ordering::Relaxed);
-        wait_for("further answers", || {
-            (answered.load(Ordering::Relaxed) >= before + 5 * CLIENTS).then_some(())
+        wait_until("further answers", || {
+            answered.load(Ordering::Relaxed) >= before + 5 * CLIENTS
         });
     };
     for version in versions.iter().cycle().skip(1).take(UPGRADES) {
@@ -162,8 +161,7 @@ fn upgrade_under_load_loses_no_request() {
         install(version, &manager.program);
         assert!(!executes(&corral, &manager.program));
         answers_more();
-        corral.signal("TERM");
-        corral.wait_for_success();
+        corral.shut_down();
         // Some errors of clients are accepted above; the server knows what it has left unanswered.
         let stderr = corral.stderr();
         for text in ["cut off", "complete=false"] {
@@ -225,8 +223,7 @@ fn inherited_socket_waits_until_ready() {
     let expected = "RELOADING=1\nMONOTONIC_USEC=";
     assert!(reloading.starts_with(expected), "{reloading}");
     assert_eq!(manager.notification(), "READY=1");
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     assert_eq!(manager.notification(), "STOPPING=1");
     // The next process answers this one.
     TcpStream::connect(manager.address()).expect("the socket stays open");
@@ -263,16 +260,14 @@ fn packages_get_completions_and_man_pages() {
         ("zsh", "#compdef corral"),
         ("fish", "complete -c corral"),
     ] {
-        let ended = run(["completions", shell]);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let ended = run(["completions", shell]).check_success();
         assert!(ended.stdout.contains(expected), "{shell}");
         assert!(ended.stdout.contains("kv-cells"), "{shell}");
     }
     run(["completions", "tcl"]).check_error(2, &["tcl"]);
     let dir = scratch_dir();
     let path = dir.to_str().expect("a path in UTF-8");
-    let ended = run(["man-pages", path]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    run(["man-pages", path]).check_success();
     let page = |name: &str| std::fs::read_to_string(dir.join(name)).expect(name);
     assert!(page("corral.1").contains("corral\\-serve(1)"));
     assert!(page("corral-serve.1").contains("\\-\\-kv\\-cells"));

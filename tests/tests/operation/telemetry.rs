@@ -392,8 +392,7 @@ fn dead_collector_fails_no_request() {
         let stderr = corral.stderr();
         let told = "traces cannot be sent to the collector";
         assert_eq!(stderr.matches(told).count(), 1, "{stderr}");
-        corral.signal("TERM");
-        corral.wait_for_success();
+        corral.shut_down();
     }
 }
 
@@ -432,8 +431,7 @@ fn stop_sends_what_is_left() {
     let mut corral = Corral::start_with_env(&later, &[]);
     generate(&corral, TRACE, true);
     assert!(collector.spans().is_empty());
-    corral.signal("TERM");
-    corral.wait_for_success();
+    corral.shut_down();
     named(&collector.wait_for_trace(TRACE), "POST /generate");
     assert!(value(&collector.metrics(), "corral_build_info").is_some());
     let is_request = |name: &Option<String>| name.as_deref() == Some("corral::access");

@@ -5,7 +5,9 @@ use corral_remote_client::{
     Setting, next_many,
 };
 use corral_tests::pictures::{drawn_sum, projector};
-use corral_tests::{Corral, Identity, RELIABLE_SUMS, Sum, block_on, key_file, scratch_dir};
+use corral_tests::{
+    Corral, Identity, RELIABLE_SUMS, Sum, block_on, key_file, limited_key_file, scratch_dir,
+};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,14 +37,6 @@ fn with_key(key: &str) -> ConnectOptions {
         key: Some(key.to_owned()),
         ..ConnectOptions::default()
     }
-}
-
-/// A file with a key of the tenant alice, and the key.
-fn keys(limits: &str) -> (String, String) {
-    let (file, key) = key_file();
-    let text = std::fs::read_to_string(&file).expect("readable");
-    std::fs::write(&file, text + limits).expect("own directory");
-    (file, key)
 }
 
 /// Checks the answer of a sequence that asks [`SUM`].
@@ -406,7 +400,7 @@ fn renewed_lease_lasts() {
 
 #[test]
 fn bad_key_is_named() {
-    let (file, key) = keys("");
+    let (file, key) = key_file();
     let corral = start(&["--keys", &file]);
     block_on(async {
         for wrong in ["", "ck_wrong"] {
@@ -433,7 +427,7 @@ fn bad_key_is_named() {
 #[test]
 fn session_over_its_quota_is_refused() {
     let limits = "[tenant.alice]\nconcurrent-requests = 1\ntokens-per-request = 100\n";
-    let (file, key) = keys(limits);
+    let (file, key) = limited_key_file(limits);
     let corral = start(&["--keys", &file]);
     block_on(async {
         let session = connect(&corral, &with_key(&key)).await.expect("a session");

@@ -2,7 +2,8 @@
 
 use corral_tests::pictures::{drawn_sum, projector};
 use corral_tests::{
-    Corral, Identity, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, run_command, scratch_dir,
+    Corral, Identity, RELIABLE_SUMS, Sum, TIMEOUT, artifacts, key_file, limited_key_file,
+    run_command, scratch_dir, signal,
 };
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -213,18 +214,12 @@ fn stopped_program_loses_its_lease() {
         serde_json::from_str::<Value>(&line).expect("JSON")
     };
     assert_eq!(next(), "ready");
-    let signal = |name: &str| {
-        let status = Command::new("kill")
-            .args([name, &child.id().to_string()])
-            .status();
-        assert!(status.expect("kill is there").success());
-    };
     assert!(corral.metrics().get("corral_deployment_sequence_tokens") > 0.0);
-    signal("-STOP");
+    signal(child.id(), "STOP");
     // Its connection stays open all the while.
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_canceled_total"), 1.0);
-    signal("-CONT");
+    signal(child.id(), "CONT");
     let mut input = child.stdin.take().expect("piped");
     input.write_all(b"go\n").expect("it reads");
     for _ in 0..2 {
@@ -263,10 +258,8 @@ fn bad_key_is_named() {
 
 #[test]
 fn session_over_its_quota_is_refused() {
-    let (file, key) = key_file();
     let limits = "[tenant.alice]\nconcurrent-requests = 1\ntokens-per-request = 100\n";
-    let keys = std::fs::read_to_string(&file).expect("readable") + limits;
-    std::fs::write(&file, keys).expect("own directory");
+    let (file, key) = limited_key_file(limits);
     let corral = start(&["--keys", &file]);
     let [second, text, many, left] = &lines("quota", &[&url(&corral), &key])[..] else {
         panic!("it prints four lines");

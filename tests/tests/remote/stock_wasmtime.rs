@@ -30,8 +30,7 @@ fn script() -> Value {
 #[test]
 fn script_answers_commands_and_requests() {
     let program = Program::mock("generate", &script());
-    let ended = program.run(&[], &["12+7="]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = program.run(&[], &["12+7="]).check_success();
     assert_eq!(ended.stdout.trim(), "19", "{ended:?}");
     let ended = program.run(&[], &["1+1="]);
     assert_ne!(ended.code, Some(0), "{ended:?}");
@@ -70,8 +69,7 @@ fn remote_command_computes_the_right_sums() {
     let program = Program::remote("generate", &corral);
     for sum in RELIABLE_SUMS {
         let computed = corral.computed_tokens(|| {
-            let ended = program.run(&[], &[&sum.question()]);
-            assert_eq!(ended.code, Some(0), "{ended:?}");
+            let ended = program.run(&[], &[&sum.question()]).check_success();
             assert_eq!(ended.stdout.trim(), sum.answer());
         });
         // As on the host: the question, and each generated token but the last.
@@ -106,8 +104,7 @@ fn program_run_by_corral_ends_with_its_answer() {
     ] {
         let options = ["--model", model, "--outbound", &origin];
         let line = [&["run", program.path()], &options[..], &["--", "12+7="]];
-        let ended = run(line.concat());
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let ended = run(line.concat()).check_success();
         assert_eq!(ended.stdout.trim(), "19", "{ended:?}");
     }
     corral.wait_until_idle();
@@ -128,8 +125,7 @@ fn deployed_program_leaves_no_call_running() {
         for way in [
             "generate", "collect", "outlived", "frame", "late", "dropped", "body", "leave",
         ] {
-            let answer = corral.post(&format!("/{name}/{way}"), "12+7=");
-            assert_eq!(answer.status, 200, "{name}, {way}: {answer:?}");
+            corral.post_ok(&format!("/{name}/{way}"), "12+7=");
             corral.wait_until_idle();
         }
     }
