@@ -10,7 +10,7 @@ use serde_json::json;
 use conversation::generation::Choices;
 use conversation::{AnswerStream, ChatRequest, OutputPart, Tools, infill, unsupported};
 
-use crate::answer::{self, Frame, Summary, with_logprobs};
+use crate::answer::{self, Frame, with_logprobs};
 use crate::options::{SharedMembers, reasoning_variables};
 use crate::{messages, models};
 
@@ -92,8 +92,7 @@ async fn respond_chat(
     if !found.reasoning.is_empty() {
         part["thinking"] = found.reasoning.into();
     }
-    let summary = Summary::new(answers.outcome(0)?);
-    let last = frame.last(part, summary);
+    let last = frame.last(part, &answers.outcome(0)?);
     Ok(Response::json(&with_logprobs(last, &found.logprobs)))
 }
 
@@ -117,8 +116,7 @@ async fn stream_chat(
             logprobs.clear();
         }
     }
-    let summary = Summary::new(answers.outcome(0)?);
-    let last = frame.last(json!({"response": ""}), summary);
+    let last = frame.last(json!({"response": ""}), &answers.outcome(0)?);
     lines.json_line(&with_logprobs(last, &logprobs)).await
 }
 
@@ -148,8 +146,7 @@ async fn respond_raw(
         text += &delta.text;
         logprobs.extend(delta.logprobs);
     }
-    let summary = Summary::new(choices.outcome(0)?);
-    let last = frame.last(json!({"response": text}), summary);
+    let last = frame.last(json!({"response": text}), &choices.outcome(0)?);
     Ok(Response::json(&with_logprobs(last, &logprobs)))
 }
 
@@ -168,7 +165,6 @@ async fn stream_raw(
             logprobs.clear();
         }
     }
-    let summary = Summary::new(choices.outcome(0)?);
-    let last = frame.last(json!({"response": ""}), summary);
+    let last = frame.last(json!({"response": ""}), &choices.outcome(0)?);
     lines.json_line(&with_logprobs(last, &logprobs)).await
 }
