@@ -94,6 +94,12 @@ impl AnswerStream {
         }
     }
 
+    /// Answers without reasoning and tool calls.
+    pub fn plain(choices: Choices) -> Self {
+        let parsers = (0..choices.count()).map(|_| OutputParser::plain());
+        Self::new(choices, parsers.collect(), None)
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         self.choices.model()

@@ -15,6 +15,15 @@ pub struct OutputParser {
 }
 
 impl OutputParser {
+    /// For an answer of which all text is content.
+    pub fn plain() -> Self {
+        OutputParser {
+            control_tags: ControlTags::default(),
+            reasoning: ReasoningParser::disabled(),
+            calls: CallParser::disabled(),
+        }
+    }
+
     /// Whether all text is content.
     pub fn is_plain(&self) -> bool {
         self.control_tags.is_empty()

@@ -3,36 +3,13 @@
 use std::borrow::Cow;
 use std::time::{Duration, Instant, SystemTime};
 
-use corral_sdk::{Error, EventWriter, Outcome, Response};
+use corral_sdk::{Error, EventWriter, Finish, Outcome, Response};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use conversation::FinishReason;
 use conversation::generation::{LogprobEntry, TokenLogprob};
 
 use crate::error;
-
-/// What the last object of an answer says about its generation.
-#[derive(Debug, Clone, Copy)]
-pub struct Summary {
-    pub finish: FinishReason,
-    pub prompt_tokens: u32,
-    pub generated_tokens: u32,
-    pub prefill: Duration,
-    pub decode: Duration,
-}
-
-impl Summary {
-    pub fn new(outcome: Outcome) -> Self {
-        Summary {
-            finish: outcome.finish.into(),
-            prompt_tokens: outcome.prompt_tokens,
-            generated_tokens: outcome.generated_tokens,
-            prefill: Duration::from_nanos(outcome.prefill_time),
-            decode: Duration::from_nanos(outcome.decode_time),
-        }
-    }
-}
 
 /// The fields that every object of an answer has, and the times that the last one reports.
 pub struct Frame {
@@ -65,21 +42,21 @@ impl Frame {
         object
     }
 
-    /// The last object.
-    pub fn last(&self, part: Value, summary: Summary) -> Map<String, Value> {
+    /// The last object, with the outcome of the generation.
+    pub fn last(&self, part: Value, outcome: &Outcome) -> Map<String, Value> {
         let mut object = self.object(part, true);
-        let reason = match summary.finish {
-            FinishReason::Length => "length",
-            FinishReason::End | FinishReason::Stop | FinishReason::ToolCalls => "stop",
+        let reason = match outcome.finish {
+            Finish::Length => "length",
+            Finish::End | Finish::Stop => "stop",
         };
         object.insert("done_reason".to_owned(), reason.into());
         for (name, value) in [
             ("total_duration", nanoseconds(self.start.elapsed())),
             ("load_duration", nanoseconds(self.load)),
-            ("prompt_eval_count", summary.prompt_tokens.into()),
-            ("prompt_eval_duration", nanoseconds(summary.prefill)),
-            ("eval_count", summary.generated_tokens.into()),
-            ("eval_duration", nanoseconds(summary.decode)),
+            ("prompt_eval_count", outcome.prompt_tokens.into()),
+            ("prompt_eval_duration", outcome.prefill_time),
+            ("eval_count", outcome.generated_tokens.into()),
+            ("eval_duration", outcome.decode_time),
         ] {
             object.insert(name.to_owned(), value.into());
         }

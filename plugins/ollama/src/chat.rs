@@ -78,8 +78,7 @@ async fn whole(mut answers: AnswerStream, frame: &Frame) -> Result<Response, Err
     if !calls.is_empty() {
         message["tool_calls"] = calls.into();
     }
-    let summary = answer::Summary::new(answers.outcome(0)?);
-    let last = frame.last(json!({"message": message}), summary);
+    let last = frame.last(json!({"message": message}), &answers.outcome(0)?);
     Ok(Response::json(&with_logprobs(last, &found.logprobs)))
 }
 
@@ -124,9 +123,8 @@ async fn stream(
     if let Some((name, arguments)) = pending {
         send_call(&name, &arguments, &mut logprobs, frame, lines).await?;
     }
-    let summary = answer::Summary::new(answers.outcome(0)?);
     let message = json!({"role": "assistant", "content": ""});
-    let last = frame.last(json!({"message": message}), summary);
+    let last = frame.last(json!({"message": message}), &answers.outcome(0)?);
     lines.json_line(&with_logprobs(last, &logprobs)).await
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 use conversation::generation::Choices;
 use conversation::{AnswerStream, ChatRequest, OutputPart, Tools, infill, unsupported};
 
-use crate::answer::{self, Frame, Summary, with_logprobs};
+use crate::answer::{self, Frame, with_logprobs};
 use crate::options::{SharedMembers, reasoning_variables};
 use crate::{messages, models};
 
@@ -48,23 +48,29 @@ pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
         (None, true) => Some(model.tokenize_trusted(&prompt)?),
         (None, false) => None,
     };
-    match text {
+    let streamed = shared.stream;
+    let answers = match text {
         Some(mut tokens) => {
             model.add_begin_token(&mut tokens);
-            respond_raw(tokens, shared, &model, frame).await
+            start_raw(tokens, &shared, &model).await?
         }
-        None => respond_chat(prompt, system, shared, &model, frame).await,
+        None => start_chat(prompt, system, shared, &model).await?,
+    };
+    match streamed {
+        true => Ok(answer::lines(async move |lines| {
+            stream(answers, &frame, lines).await
+        })),
+        false => whole(answers, &frame).await,
     }
 }
 
-/// Answers a prompt in the model's chat template.
-async fn respond_chat(
+/// Starts the answer to a prompt in the model's chat template.
+async fn start_chat(
     prompt: String,
     system: Option<String>,
     shared: SharedMembers,
     model: &Model,
-    frame: Frame,
-) -> Result<Response, Error> {
+) -> Result<AnswerStream, Error> {
     let mut chat = Chat::new();
     if let Some(system) = system {
         chat = chat.message("system", &system);
@@ -80,24 +86,38 @@ async fn respond_chat(
         messages_field: "prompt",
         format_field: "format",
     };
-    let mut answers = request.start().await?;
-    if shared.stream {
-        return Ok(answer::lines(async move |lines| {
-            stream_chat(answers, &frame, lines).await
-        }));
-    }
+    request.start().await
+}
+
+/// Continues tokens without a template.
+async fn start_raw(
+    tokens: Vec<Token>,
+    shared: &SharedMembers,
+    model: &Model,
+) -> Result<AnswerStream, Error> {
+    let constraint = shared.format.constraint(model, "format").await?;
+    let choices = Choices::start(
+        model,
+        "prompt",
+        &[tokens],
+        &shared.settings,
+        constraint.as_ref(),
+    )?;
+    Ok(AnswerStream::plain(choices))
+}
+
+async fn whole(mut answers: AnswerStream, frame: &Frame) -> Result<Response, Error> {
     let collected = answers.collect().await?;
     let found = collected.into_iter().next().unwrap_or_default();
     let mut part = json!({"response": found.content});
     if !found.reasoning.is_empty() {
         part["thinking"] = found.reasoning.into();
     }
-    let summary = Summary::new(answers.outcome(0)?);
-    let last = frame.last(part, summary);
+    let last = frame.last(part, &answers.outcome(0)?);
     Ok(Response::json(&with_logprobs(last, &found.logprobs)))
 }
 
-async fn stream_chat(
+async fn stream(
     mut answers: AnswerStream,
     frame: &Frame,
     lines: &mut EventWriter,
@@ -117,58 +137,6 @@ async fn stream_chat(
             logprobs.clear();
         }
     }
-    let summary = Summary::new(answers.outcome(0)?);
-    let last = frame.last(json!({"response": ""}), summary);
-    lines.json_line(&with_logprobs(last, &logprobs)).await
-}
-
-/// Continues tokens without a template.
-async fn respond_raw(
-    tokens: Vec<Token>,
-    shared: SharedMembers,
-    model: &Model,
-    frame: Frame,
-) -> Result<Response, Error> {
-    let constraint = shared.format.constraint(model, "format").await?;
-    let mut choices = Choices::start(
-        model,
-        "prompt",
-        &[tokens],
-        &shared.settings,
-        constraint.as_ref(),
-    )?;
-    if shared.stream {
-        return Ok(answer::lines(async move |lines| {
-            stream_raw(choices, &frame, lines).await
-        }));
-    }
-    choices.read_whole();
-    let (mut text, mut logprobs) = (String::new(), Vec::new());
-    while let Some(delta) = choices.next().await? {
-        text += &delta.text;
-        logprobs.extend(delta.logprobs);
-    }
-    let summary = Summary::new(choices.outcome(0)?);
-    let last = frame.last(json!({"response": text}), summary);
-    Ok(Response::json(&with_logprobs(last, &logprobs)))
-}
-
-async fn stream_raw(
-    mut choices: Choices,
-    frame: &Frame,
-    lines: &mut EventWriter,
-) -> Result<(), Error> {
-    // Those of the next line.
-    let mut logprobs = Vec::new();
-    while let Some(delta) = choices.next().await? {
-        logprobs.extend(delta.logprobs);
-        if !delta.text.is_empty() {
-            let line = frame.object(json!({"response": delta.text}), false);
-            lines.json_line(&with_logprobs(line, &logprobs)).await?;
-            logprobs.clear();
-        }
-    }
-    let summary = Summary::new(choices.outcome(0)?);
-    let last = frame.last(json!({"response": ""}), summary);
+    let last = frame.last(json!({"response": ""}), &answers.outcome(0)?);
     lines.json_line(&with_logprobs(last, &logprobs)).await
 }

@@ -10,10 +10,10 @@ mod store;
 mod tool_names;
 
 use corral_sdk::fields::Fields;
-use corral_sdk::{Error, Request, Response};
+use corral_sdk::{Error, Response};
 use serde_json::json;
 
-pub use store::{StoredPath, stored_path};
+pub use store::{answer_stored, stored_path};
 
 /// `store_seconds`: how long responses are stored, if at all.
 pub async fn respond(fields: Fields, store_seconds: Option<u64>) -> Result<Response, Error> {
@@ -35,13 +35,4 @@ pub async fn input_tokens(fields: Fields, store_seconds: Option<u64>) -> Result<
     Ok(Response::json(
         &json!({"object": "response.input_tokens", "input_tokens": tokens}),
     ))
-}
-
-/// `/v1/responses/ID` and below: stored responses.
-pub fn stored(
-    request: &Request,
-    path: StoredPath,
-    store_seconds: Option<u64>,
-) -> Result<Response, Error> {
-    store::answer(request, path, store_seconds)
 }

@@ -46,7 +46,7 @@ async fn dispatch(mut request: Request, configuration: &Configuration) -> Result
         return models::show(&name, configuration).await;
     }
     if let Some(stored) = responses::stored_path(path) {
-        return responses::stored(&request, stored, configuration.store_seconds);
+        return responses::answer_stored(&request, stored, configuration.store_seconds);
     }
     match path {
         "/v1/models" | "/models" | "/health" | "/v1/health" | "/props" | "/slots" | "/version"

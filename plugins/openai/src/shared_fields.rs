@@ -88,13 +88,6 @@ pub fn ignore_without_effect(fields: &mut Fields, ignored: &[(&str, &str)]) -> R
     Ok(())
 }
 
-/// Drops fields that do not change the response.
-pub fn ignore(fields: &mut Fields, names: &[&str]) {
-    for name in names {
-        fields.take(name);
-    }
-}
-
 /// Reads the most tokens to generate, under any of these names; -1 stands for the rest of the context. The
 /// outer `None`: no name is present. An error if two names have different lengths.
 pub fn length(

@@ -53,6 +53,14 @@ fn ask_with(configuration: Configuration, script: &Script, request: Request) -> 
     })
 }
 
+/// A configuration that refuses fields without effect.
+fn strict() -> Configuration {
+    Configuration {
+        strict: true,
+        ..Configuration::default()
+    }
+}
+
 /// The body with further fields.
 pub fn merged(mut body: Value, fields: &Value) -> Value {
     for (name, value) in fields.as_object().unwrap() {

@@ -27,13 +27,14 @@ pub(crate) fn error(error: wire::Error) -> types::Error {
 }
 
 /// An error as text.
-pub(crate) fn message(error: &wire::Error) -> String {
+pub(crate) fn message(error: types::Error) -> String {
+    use types::Error;
     match error {
-        wire::Error::Invalid { detail }
-        | wire::Error::NotFound { detail }
-        | wire::Error::NotGranted { detail }
-        | wire::Error::Refused { detail, .. }
-        | wire::Error::Failed { detail } => detail.clone(),
+        Error::Invalid(detail)
+        | Error::NotFound(detail)
+        | Error::NotGranted(detail)
+        | Error::Failed(detail) => detail,
+        Error::Refused(refusal) => refusal.reason,
         other => format!("{other:?}"),
     }
 }

@@ -30,8 +30,7 @@ impl Guest for Remote {
         let info: ModelInfo = call(Call::OpenModel {
             model: handle.number,
             name,
-        })
-        .map_err(convert::error)?;
+        })?;
         Ok(Model::new(RemoteModel {
             handle,
             info: Rc::new(info),
@@ -50,8 +49,7 @@ impl Guest for Remote {
             inputs,
             pooling: pooling.map(convert::pooling),
             normalize,
-        })
-        .map_err(convert::error)?;
+        })?;
         Ok(vectors.into_iter().map(|Floats(vector)| vector).collect())
     }
 
@@ -61,8 +59,7 @@ impl Guest for Remote {
             constraint: handle.number,
             model: model.get::<RemoteModel>().handle.number,
             grammar: convert::grammar(grammar),
-        })
-        .map_err(convert::error)?;
+        })?;
         Ok(Constraint::new(RemoteConstraint { handle, ignored }))
     }
 
@@ -77,7 +74,6 @@ impl Guest for Remote {
             name,
             settings,
         })
-        .map_err(convert::error)
     }
 
     fn generate(
@@ -87,7 +83,7 @@ impl Guest for Remote {
         let sequence = &sequence.get::<RemoteSequence>().state;
         sequence.check()?;
         let options = options.get::<RemoteOptions>().0.number;
-        check(Kind::Options, options).map_err(convert::error)?;
+        check(Kind::Options, options)?;
         let number = new_number();
         let started = session::generate(Call::Generate {
             generation: number,
@@ -109,7 +105,6 @@ impl Guest for Remote {
             .and_then(|()| settle(Kind::Options, options))
             .and(generation)
             .map(Generation::new)
-            .map_err(convert::error)
     }
 
     fn next(
@@ -122,7 +117,7 @@ impl Guest for Remote {
             sequence: sequence.number,
             request: wire_request(request),
         });
-        next.map(convert::distribution).map_err(convert::error)
+        next.map(convert::distribution)
     }
 
     fn next_many(
@@ -152,9 +147,9 @@ impl Guest for Remote {
                     Some(NextResult::Error(error)) => Err(convert::error(error)),
                     None => Err(Error::Failed("the Corral host sent too few results".into())),
                 },
-                Err(error) => Err(convert::error(error.clone())),
+                Err(error) => Err(error.clone()),
             };
-            settle(Kind::Sequence, sequence).map_err(convert::error)?;
+            settle(Kind::Sequence, sequence)?;
             result
         });
         results.collect()
@@ -165,8 +160,7 @@ impl Guest for Remote {
         state.check()?;
         let file = Bytes(file);
         let sequence = state.number;
-        let tokens = state.call(Call::AppendImage { sequence, file });
-        let tokens: Vec<Token> = tokens.map_err(convert::error)?;
+        let tokens: Vec<Token> = state.call(Call::AppendImage { sequence, file })?;
         state.append_generated(&tokens);
         Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
     }
@@ -175,26 +169,24 @@ impl Guest for Remote {
         let state = &sequence.get::<RemoteSequence>().state;
         state.check()?;
         let sequence = state.number;
-        let saved = state.call(Call::SaveSnapshot { sequence, name });
-        saved.map_err(convert::error)
+        state.call(Call::SaveSnapshot { sequence, name })
     }
 
     fn restore_snapshot(model: ModelBorrow<'_>, name: String) -> Result<Sequence, Error> {
         let model = model.get::<RemoteModel>();
-        let handle = OwnedHandle::new_sequence().map_err(convert::error)?;
+        let handle = OwnedHandle::new_sequence()?;
         let tokens = call(Call::RestoreSnapshot {
             sequence: handle.number,
             model: model.handle.number,
             name,
-        })
-        .map_err(convert::error)?;
+        })?;
         let sequence = RemoteSequence::new(handle, &model.info, tokens);
         Ok(Sequence::new(sequence))
     }
 
     fn delete_snapshot(model: ModelBorrow<'_>, name: String) -> Result<(), Error> {
         let model = model.get::<RemoteModel>().handle.number;
-        call(Call::DeleteSnapshot { model, name }).map_err(convert::error)
+        call(Call::DeleteSnapshot { model, name })
     }
 }
 
@@ -229,7 +221,7 @@ impl GuestGeneration for RemoteGeneration {
             Err(error) => Err(error),
         };
         self.sequence.busy.set(false);
-        self.outcome.replace(Some(outcome.map_err(convert::error)));
+        self.outcome.replace(Some(outcome));
         None
     }
 

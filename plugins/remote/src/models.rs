@@ -23,7 +23,7 @@ impl models::Guest for Remote {
         match call(Call::Available) {
             Ok(names) => names,
             // This function cannot fail otherwise.
-            Err(error) => panic!("{}", convert::message(&error)),
+            Err(error) => panic!("{}", convert::message(error)),
         }
     }
 }
@@ -48,7 +48,7 @@ impl models::GuestModel for RemoteModel {
     fn request_counts(&self) -> Result<models::RequestCounts, Error> {
         let model = self.handle.number;
         let counts = call(Call::RequestCounts { model });
-        counts.map(convert::request_counts).map_err(convert::error)
+        counts.map(convert::request_counts)
     }
 
     fn tokenize(&self, text: String, special: bool) -> Result<Vec<Token>, Error> {
@@ -58,7 +58,6 @@ impl models::GuestModel for RemoteModel {
             text,
             special,
         })
-        .map_err(convert::error)
     }
 
     fn detokenize(&self, tokens: Vec<Token>, special: bool) -> Result<Vec<u8>, Error> {
@@ -68,7 +67,7 @@ impl models::GuestModel for RemoteModel {
             tokens,
             special,
         });
-        bytes.map(|Bytes(bytes)| bytes).map_err(convert::error)
+        bytes.map(|Bytes(bytes)| bytes)
     }
 }
 
@@ -97,8 +96,7 @@ impl constraints::GuestMatcher for RemoteMatcher {
         call::<()>(Call::StartMatcher {
             matcher: matcher.number,
             constraint,
-        })
-        .map_err(convert::error)?;
+        })?;
         Ok(constraints::Matcher::new(RemoteMatcher(matcher)))
     }
 
@@ -107,8 +105,7 @@ impl constraints::GuestMatcher for RemoteMatcher {
         call::<()>(Call::ForkMatcher {
             matcher: matcher.number,
             from: self.0.number,
-        })
-        .map_err(convert::error)?;
+        })?;
         Ok(constraints::Matcher::new(RemoteMatcher(matcher)))
     }
 
@@ -116,7 +113,7 @@ impl constraints::GuestMatcher for RemoteMatcher {
         let mask = call(Call::Mask {
             matcher: self.0.number,
         });
-        mask.map(|Words(words)| words).map_err(convert::error)
+        mask.map(|Words(words)| words)
     }
 
     fn allowed(&self, max_tokens: u32) -> Result<Option<Vec<Token>>, Error> {
@@ -125,17 +122,16 @@ impl constraints::GuestMatcher for RemoteMatcher {
             matcher,
             max_tokens,
         })
-        .map_err(convert::error)
     }
 
     fn allows(&self, token: Token) -> Result<bool, Error> {
         let matcher = self.0.number;
-        call(Call::Allows { matcher, token }).map_err(convert::error)
+        call(Call::Allows { matcher, token })
     }
 
     fn accept(&self, token: Token) -> Result<(), Error> {
         let matcher = self.0.number;
-        call(Call::Accept { matcher, token }).map_err(convert::error)
+        call(Call::Accept { matcher, token })
     }
 
     fn forced(&self, max_tokens: u32) -> Result<Vec<Token>, Error> {
@@ -144,7 +140,6 @@ impl constraints::GuestMatcher for RemoteMatcher {
             matcher,
             max_tokens,
         })
-        .map_err(convert::error)
     }
 
     fn is_complete(&self) -> bool {

@@ -5,7 +5,6 @@ use session_protocol::{Call, Kind, Setting};
 use crate::bindings::exports::corral::inference::constraints::ConstraintBorrow;
 use crate::bindings::exports::corral::inference::inference::{Dry, GuestOptions, Penalties};
 use crate::bindings::exports::corral::inference::types::{Error, Token};
-use crate::convert;
 use crate::models::RemoteConstraint;
 use crate::session::{OwnedHandle, call, post};
 
@@ -15,7 +14,7 @@ impl RemoteOptions {
     /// Applies a setting that the host may refuse.
     fn set(&self, setting: Setting) -> Result<(), Error> {
         let options = self.0.number;
-        call(Call::Set { options, setting }).map_err(convert::error)
+        call(Call::Set { options, setting })
     }
 
     /// Applies a setting that cannot fail.

@@ -12,7 +12,7 @@ use crate::bindings::exports::corral::inference::types::{ContextLimit, Error, To
 use crate::models::RemoteModel;
 use crate::options::RemoteOptions;
 use crate::session::{OwnedHandle, call_about, check, post};
-use crate::{OriginGuard, Remote, convert};
+use crate::{OriginGuard, Remote};
 
 pub(crate) struct RemoteSequence {
     pub(crate) state: Rc<SequenceState>,
@@ -53,7 +53,7 @@ impl SequenceState {
                 "a generation runs on this sequence: wait for its end or drop its stream".into(),
             ));
         }
-        check(Kind::Sequence, self.number).map_err(convert::error)
+        check(Kind::Sequence, self.number)
     }
 
     fn check_can_fork(&self) -> Result<(), Error> {
@@ -67,14 +67,11 @@ impl SequenceState {
     }
 
     fn post(&self, call: Call) -> Result<(), Error> {
-        post(Kind::Sequence, self.number, call).map_err(convert::error)
+        post(Kind::Sequence, self.number, call)
     }
 
     /// Sends a command about the sequence and waits for its value.
-    pub(crate) fn call<T: DeserializeOwned>(
-        &self,
-        call: Call,
-    ) -> Result<T, session_protocol::Error> {
+    pub(crate) fn call<T: DeserializeOwned>(&self, call: Call) -> Result<T, Error> {
         call_about(Kind::Sequence, self.number, call)
     }
 
@@ -113,11 +110,7 @@ impl inference::Guest for Remote {
 impl GuestSequence for RemoteSequence {
     fn create(model: ModelBorrow<'_>) -> Result<Sequence, Error> {
         let model = model.get::<RemoteModel>();
-        let sequence = RemoteSequence::new(
-            OwnedHandle::new_sequence().map_err(convert::error)?,
-            &model.info,
-            Vec::new(),
-        );
+        let sequence = RemoteSequence::new(OwnedHandle::new_sequence()?, &model.info, Vec::new());
         sequence.state.post(Call::CreateSequence {
             sequence: sequence.state.number,
             model: model.handle.number,
@@ -166,11 +159,7 @@ impl GuestSequence for RemoteSequence {
         state.check()?;
         state.check_can_fork()?;
         let tokens = state.tokens.borrow().clone();
-        let fork = RemoteSequence::new(
-            OwnedHandle::new_sequence().map_err(convert::error)?,
-            &state.info,
-            tokens,
-        );
+        let fork = RemoteSequence::new(OwnedHandle::new_sequence()?, &state.info, tokens);
         fork.state.post(Call::ForkSequence {
             sequence: fork.state.number,
             from: state.number,

@@ -16,7 +16,9 @@ use session_protocol::{
     Call, Chunk, Command, Content, Error, Handle, Hello, Kind, MAX_LINE, Outcome, Reply, VERSION,
 };
 
+use crate::bindings::exports::corral::inference::types;
 use crate::connection::Connection;
+use crate::convert;
 
 /// Sequences that a program may hold at once: the limit of the host, which replies too late for a program that makes one
 /// after another.
@@ -54,13 +56,17 @@ struct Inbox {
     end: Option<Result<Outcome, Error>>,
 }
 
-/// Calls a function with the session; opens it first.
-fn with_session<T>(function: impl FnOnce(&mut Session) -> Result<T, Error>) -> Result<T, Error> {
+/// Calls a function with the session; opens it first. Errors have the type of the exports.
+fn with_session<T>(
+    function: impl FnOnce(&mut Session) -> Result<T, Error>,
+) -> Result<T, types::Error> {
     discard_ended_session();
-    SESSION.with_borrow_mut(|session| match session.get_or_insert_with(Session::open) {
-        Ok(session) => function(session),
-        Err(error) => Err(error.clone()),
-    })
+    let result =
+        SESSION.with_borrow_mut(|session| match session.get_or_insert_with(Session::open) {
+            Ok(session) => function(session),
+            Err(error) => Err(error.clone()),
+        });
+    result.map_err(convert::error)
 }
 
 /// Discards a session that has ended, if the program holds nothing of it. The next call then opens another one.
@@ -125,13 +131,11 @@ impl OwnedHandle {
     }
 
     /// A handle of a sequence, if the program may hold one more.
-    pub(crate) fn new_sequence() -> Result<Self, Error> {
+    pub(crate) fn new_sequence() -> Result<Self, types::Error> {
         if SEQUENCES.get() == MAX_SEQUENCES {
-            return Err(Error::Invalid {
-                detail: format!(
-                    "the plugin holds the maximum of {MAX_SEQUENCES} sequences; drop some"
-                ),
-            });
+            return Err(types::Error::Invalid(format!(
+                "the plugin holds the maximum of {MAX_SEQUENCES} sequences; drop some"
+            )));
         }
         Ok(Self::new(Kind::Sequence))
     }
@@ -158,7 +162,7 @@ impl Drop for OwnedHandle {
 }
 
 /// Sends a command and waits for its value.
-pub(crate) fn call<T: DeserializeOwned>(call: Call) -> Result<T, Error> {
+pub(crate) fn call<T: DeserializeOwned>(call: Call) -> Result<T, types::Error> {
     with_session(|session| {
         session.awaited = session.send(call)?;
         let value = loop {
@@ -176,14 +180,14 @@ pub(crate) fn call_about<T: DeserializeOwned>(
     kind: Kind,
     handle: Handle,
     call: Call,
-) -> Result<T, Error> {
+) -> Result<T, types::Error> {
     let result = self::call(call);
     settle(kind, handle)?;
     result
 }
 
 /// Waits for the replies to all commands about a handle. Returns an error among them.
-pub(crate) fn settle(kind: Kind, handle: Handle) -> Result<(), Error> {
+pub(crate) fn settle(kind: Kind, handle: Handle) -> Result<(), types::Error> {
     with_session(|session| {
         let about = (kind, handle);
         while session.posted.values().any(|other| *other == about) {
@@ -194,7 +198,7 @@ pub(crate) fn settle(kind: Kind, handle: Handle) -> Result<(), Error> {
 }
 
 /// Sends a command about a handle without waiting. Returns an earlier one's error.
-pub(crate) fn post(kind: Kind, handle: Handle, call: Call) -> Result<(), Error> {
+pub(crate) fn post(kind: Kind, handle: Handle, call: Call) -> Result<(), types::Error> {
     with_session(|session| {
         while session.posted.len() >= MAX_POSTED {
             session.receive()?;
@@ -207,12 +211,12 @@ pub(crate) fn post(kind: Kind, handle: Handle, call: Call) -> Result<(), Error> 
 }
 
 /// Returns the error of an earlier command about the handle.
-pub(crate) fn check(kind: Kind, handle: Handle) -> Result<(), Error> {
+pub(crate) fn check(kind: Kind, handle: Handle) -> Result<(), types::Error> {
     with_session(|session| session.check(kind, handle))
 }
 
 /// Starts a generation and returns its number.
-pub(crate) fn generate(call: Call) -> Result<u64, Error> {
+pub(crate) fn generate(call: Call) -> Result<u64, types::Error> {
     with_session(|session| {
         let id = session.send(call)?;
         session.generations.insert(id, Inbox::default());
@@ -229,12 +233,12 @@ pub(crate) fn generate(call: Call) -> Result<u64, Error> {
 }
 
 /// Waits for the next chunk of a generation. `None` at the end.
-pub(crate) fn next_chunk(id: u64) -> Result<Option<Chunk>, Error> {
+pub(crate) fn next_chunk(id: u64) -> Result<Option<Chunk>, types::Error> {
     with_session(|session| session.next_chunk(id))
 }
 
 /// Removes a generation and returns its outcome, once `next_chunk` has returned `None`.
-pub(crate) fn take_outcome(id: u64) -> Result<Outcome, Error> {
+pub(crate) fn take_outcome(id: u64) -> Result<Outcome, types::Error> {
     with_session(|session| session.take_outcome(id))
 }
 

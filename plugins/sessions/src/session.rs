@@ -11,11 +11,12 @@ use corral_sdk::bindings::constraints::{Constraint, Matcher};
 use corral_sdk::bindings::inference::{self as host, Options, Sequence};
 use corral_sdk::bindings::wasip3::http::types::{ErrorCode, Trailers};
 use corral_sdk::bindings::wasip3::wit_bindgen::{FutureReader, StreamReader, StreamWriter};
-use corral_sdk::bindings::{budget, inference_async, models};
+use corral_sdk::bindings::{budget, inference_async, models, types};
 use futures_channel::oneshot;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use serde::Serialize;
 use serde_json::{Value, json};
 use session_protocol::{
     Bytes, Call, Chunk, Command, Error, Handle, Hello, Kind, MAX_LINE, NextResult,
@@ -111,6 +112,11 @@ fn invalid<T>(detail: String) -> Result<T, Error> {
     Err(Error::Invalid { detail })
 }
 
+/// What a host function returned, for the reply.
+fn reply(result: Result<impl Serialize, types::Error>) -> Result<Value, Error> {
+    result.map(|value| json!(value)).map_err(convert::error)
+}
+
 /// The client's handles.
 struct Session {
     output: ReplyWriter,
@@ -162,25 +168,20 @@ impl Session {
             Call::Available => json!(models::available()),
             Call::RequestCounts { model } => {
                 let counts = self.models.get(model)?.request_counts();
-                json!(convert::request_counts(counts.map_err(convert::error)?))
+                reply(counts.map(convert::request_counts))?
             }
             Call::Tokenize {
                 model,
                 text,
                 special,
-            } => json!(
-                self.models
-                    .get(model)?
-                    .tokenize(&text, special)
-                    .map_err(convert::error)?
-            ),
+            } => reply(self.models.get(model)?.tokenize(&text, special))?,
             Call::Detokenize {
                 model,
                 tokens,
                 special,
             } => {
                 let bytes = self.models.get(model)?.detokenize(&tokens, special);
-                json!(Bytes(bytes.map_err(convert::error)?))
+                reply(bytes.map(Bytes))?
             }
             Call::StartMatcher {
                 matcher,
@@ -198,36 +199,17 @@ impl Session {
                 self.matchers.insert(matcher, fork.map_err(convert::error)?);
                 Value::Null
             }
-            Call::Mask { matcher } => {
-                let mask = self.matchers.get(matcher)?.mask();
-                json!(Words(mask.map_err(convert::error)?))
-            }
+            Call::Mask { matcher } => reply(self.matchers.get(matcher)?.mask().map(Words))?,
             Call::Allowed {
                 matcher,
                 max_tokens,
-            } => {
-                let allowed = self.matchers.get(matcher)?.allowed(max_tokens);
-                json!(allowed.map_err(convert::error)?)
-            }
-            Call::Allows { matcher, token } => {
-                let allows = self.matchers.get(matcher)?.allows(token);
-                json!(allows.map_err(convert::error)?)
-            }
-            Call::Accept { matcher, token } => {
-                json!(
-                    self.matchers
-                        .get(matcher)?
-                        .accept(token)
-                        .map_err(convert::error)?
-                )
-            }
+            } => reply(self.matchers.get(matcher)?.allowed(max_tokens))?,
+            Call::Allows { matcher, token } => reply(self.matchers.get(matcher)?.allows(token))?,
+            Call::Accept { matcher, token } => reply(self.matchers.get(matcher)?.accept(token))?,
             Call::Forced {
                 matcher,
                 max_tokens,
-            } => {
-                let forced = self.matchers.get(matcher)?.forced(max_tokens);
-                json!(forced.map_err(convert::error)?)
-            }
+            } => reply(self.matchers.get(matcher)?.forced(max_tokens))?,
             Call::IsComplete { matcher } => json!(self.matchers.get(matcher)?.is_complete()),
             Call::Remaining => {
                 let remaining = budget::remaining();
@@ -245,8 +227,7 @@ impl Session {
                 Value::Null
             }
             Call::Set { options, setting } => {
-                let set = convert::set(&*self.options.get(options)?, setting);
-                json!(set.map_err(convert::error)?)
+                reply(convert::set(&*self.options.get(options)?, setting))?
             }
             Call::Constrain {
                 options,
@@ -264,20 +245,10 @@ impl Session {
                 Value::Null
             }
             Call::Append { sequence, tokens } => {
-                json!(
-                    self.sequences
-                        .get(sequence)?
-                        .append(&tokens)
-                        .map_err(convert::error)?
-                )
+                reply(self.sequences.get(sequence)?.append(&tokens))?
             }
             Call::Truncate { sequence, length } => {
-                json!(
-                    self.sequences
-                        .get(sequence)?
-                        .truncate(length)
-                        .map_err(convert::error)?
-                )
+                reply(self.sequences.get(sequence)?.truncate(length))?
             }
             Call::ForkSequence { sequence, from } => {
                 self.sequences.check_free(sequence)?;
@@ -287,11 +258,8 @@ impl Session {
                 Value::Null
             }
             Call::SetAdapter { sequence, adapter } => {
-                let set = self
-                    .sequences
-                    .get(sequence)?
-                    .set_adapter(adapter.as_deref());
-                json!(set.map_err(convert::error)?)
+                let sequence = self.sequences.get(sequence)?;
+                reply(sequence.set_adapter(adapter.as_deref()))?
             }
             Call::Drop { kind, handle } => {
                 match kind {
@@ -356,8 +324,7 @@ impl Session {
                 settings,
             } => {
                 let options = self.options.get(options)?;
-                let set = inference_async::sample_with(&options, name, settings).await;
-                json!(set.map_err(convert::error)?)
+                reply(inference_async::sample_with(&options, name, settings).await)?
             }
             Call::Cancel {
                 generation,
@@ -379,7 +346,7 @@ impl Session {
                 let matcher = self.matcher(&request)?;
                 let request = host_request(request, matcher.as_deref());
                 let next = inference_async::next(&sequence, request).await;
-                json!(convert::distribution(next.map_err(convert::error)?))
+                reply(next.map(convert::distribution))?
             }
             Call::NextMany { requests } => {
                 let parts = requests.into_iter().map(|(sequence, request)| {
@@ -410,8 +377,7 @@ impl Session {
             }
             Call::SaveSnapshot { sequence, name } => {
                 let sequence = self.sequences.get(sequence)?;
-                let saved = inference_async::save_snapshot(&sequence, name).await;
-                json!(saved.map_err(convert::error)?)
+                reply(inference_async::save_snapshot(&sequence, name).await)?
             }
             Call::RestoreSnapshot {
                 sequence,
@@ -428,8 +394,7 @@ impl Session {
             }
             Call::DeleteSnapshot { model, name } => {
                 let model = self.models.get(model)?;
-                let deleted = inference_async::delete_snapshot(&model, name).await;
-                json!(deleted.map_err(convert::error)?)
+                reply(inference_async::delete_snapshot(&model, name).await)?
             }
             other => return self.call_immediate(other),
         })
@@ -483,10 +448,7 @@ impl Session {
             Ok(written) => {
                 self.generations.borrow_mut().remove(&generation);
                 written?;
-                outcome
-                    .await
-                    .map(|outcome| json!(convert::outcome(outcome)))
-                    .map_err(convert::error)
+                reply(outcome.await.map(convert::outcome))
             }
             // The command that cancels it has removed it.
             Err(_) => Err(Error::Cancelled),

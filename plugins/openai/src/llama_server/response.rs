@@ -1,7 +1,6 @@
 //! The response of a completion in the format of llama.cpp's server.
 
 use corral_sdk::{Error, Finish, Model, Outcome, Response, Token};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::request::NativeRequest;
@@ -174,10 +173,6 @@ pub async fn respond(mut choices: Choices, shape: &NativeResponseShape) -> Resul
     let responses = responses.collect::<Result<Vec<_>, Error>>()?;
     match &responses[..] {
         [only] => serialize::respond(only),
-        all => serialize::respond(&All(all)),
+        all => serialize::respond(&all),
     }
 }
-
-#[derive(Serialize)]
-#[serde(transparent)]
-struct All<'a>(&'a [Value]);

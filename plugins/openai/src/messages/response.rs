@@ -33,9 +33,9 @@ pub async fn respond(mut answers: AnswerStream, stops: Vec<String>) -> Result<Re
     }
     let mut message = empty_message(&answers);
     message["content"] = blocks.into();
-    for (name, value) in stop_fields(&answers, answer.finish, &stops)? {
-        message[name] = value;
-    }
+    let (reason, stop) = stop_fields(&answers, answer.finish, &stops)?;
+    message["stop_reason"] = reason.into();
+    message["stop_sequence"] = stop.into();
     message["usage"] = usage(answers.usage()?);
     Ok(Response::json(&message))
 }
@@ -85,10 +85,8 @@ async fn write(
     if let Some(open) = open {
         close(open, index, events).await?;
     }
-    let delta: serde_json::Map<_, _> = stop_fields(&answers, finish, stops)?
-        .map(|(name, value)| (name.to_owned(), value))
-        .into_iter()
-        .collect();
+    let (reason, stop) = stop_fields(&answers, finish, stops)?;
+    let delta = json!({"stop_reason": reason, "stop_sequence": stop});
     let usage = usage(answers.usage()?);
     send(
         events,
@@ -159,22 +157,18 @@ fn empty_message(answers: &AnswerStream) -> Value {
 }
 
 /// The stop reason and stop sequence.
-fn stop_fields(
+fn stop_fields<'a>(
     answers: &AnswerStream,
     finish: Option<FinishReason>,
-    stops: &[String],
-) -> Result<[(&'static str, Value); 2], Error> {
-    let (reason, stop) = match finish {
+    stops: &'a [String],
+) -> Result<(Option<&'static str>, Option<&'a str>), Error> {
+    Ok(match finish {
         None => (None, None),
         Some(FinishReason::End) => (Some("end_turn"), None),
         Some(FinishReason::Length) => (Some("max_tokens"), None),
         Some(FinishReason::ToolCalls) => (Some("tool_use"), None),
         Some(FinishReason::Stop) => (Some("stop_sequence"), answers.stopped_by(0, stops)?),
-    };
-    Ok([
-        ("stop_reason", reason.into()),
-        ("stop_sequence", stop.into()),
-    ])
+    })
 }
 
 /// Cached tokens are counted separately in this API.

@@ -10,7 +10,7 @@ use super::items::ItemOptions;
 use super::tool_names::{ToolNames, joined};
 use crate::offered_tools::OfferedTools;
 use crate::shared_fields::{
-    STREAM_FIELDS, StreamOptions, ignore, ignore_without_effect, length, reject,
+    STREAM_FIELDS, StreamOptions, ignore_without_effect, length, reject,
     reject_fields_of_other_servers, reject_other_values, schema_format, stream_options,
 };
 use conversation::generation::{Settings, settings};
@@ -250,7 +250,9 @@ fn reasoning(fields: &mut Fields) -> Result<Option<String>, Error> {
         return Ok(None);
     };
     // Reasoning is shown whole, so clients need no summary.
-    ignore(&mut reasoning, &["summary", "generate_summary", "context"]);
+    for name in ["summary", "generate_summary", "context"] {
+        reasoning.take(name);
+    }
     let effort = reasoning.text("effort")?;
     reasoning.ignore_unknown(&["effort"])?;
     Ok(effort)

@@ -250,8 +250,8 @@ pub fn stored_path(path: &str) -> Option<StoredPath> {
     Some(StoredPath { id, of })
 }
 
-/// Answers a request about a stored response.
-pub fn answer(
+/// `/v1/responses/ID` and below: answers a request about a stored response. `seconds`: how long they are stored, if at all.
+pub fn answer_stored(
     request: &Request,
     StoredPath { id, of }: StoredPath,
     seconds: Option<u64>,

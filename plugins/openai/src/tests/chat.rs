@@ -7,9 +7,7 @@ use corral_sdk::testing::{HostCall, Script};
 use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
-use super::{TEMPLATE, ask, ask_with, assert_error, events, merged, post};
-
-use crate::configuration::Configuration;
+use super::{TEMPLATE, ask, ask_with, assert_error, events, merged, post, strict};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -388,11 +386,7 @@ fn fields_unknown_to_the_template_are_named() {
         let (head, text) = ask(&script("Hi"), request());
         let names = head.header(ignored::HEADER);
         assert_eq!((head.status(), names), (200, Some(field)), "{text}");
-        let strict = Configuration {
-            strict: true,
-            ..Configuration::default()
-        };
-        let (head, text) = ask_with(strict, &script("Hi"), request());
+        let (head, text) = ask_with(strict(), &script("Hi"), request());
         assert_eq!(head.status(), 400, "{text}");
         let expected = "the chat template of the model script";
         assert!(text.contains(expected), "{text}");

@@ -6,8 +6,7 @@ use corral_sdk::fields::ignored;
 use corral_sdk::testing::Script;
 use serde_json::{Value, json};
 
-use super::{TEMPLATE, ask, ask_with};
-use crate::configuration::Configuration;
+use super::{TEMPLATE, ask, ask_with, strict};
 
 fn script() -> Script {
     let script = Script::new().chat_template(TEMPLATE);
@@ -68,14 +67,7 @@ fn head_of_a_stream_names_it_too() {
 fn strict_configuration_refuses_unknown_fields() {
     for (path, body, name) in requests() {
         let request = Request::post(path).with_json(&body);
-        let (head, text) = ask_with(
-            Configuration {
-                strict: true,
-                ..Configuration::default()
-            },
-            &script(),
-            request,
-        );
+        let (head, text) = ask_with(strict(), &script(), request);
         assert_eq!(head.status(), 400, "{path}");
         assert_eq!(head.header(ignored::HEADER), None, "{path}");
         let last = name.rsplit('.').next().unwrap();

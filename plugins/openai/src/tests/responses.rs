@@ -6,8 +6,7 @@ use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
 use super::script_with_reasoning as script;
-use super::{CALL, TEMPLATE, ask, ask_with, assert_error, events, merged, post};
-use crate::configuration::Configuration;
+use super::{CALL, TEMPLATE, ask, ask_with, assert_error, events, merged, post, strict};
 
 /// Removes fields that differ between responses.
 fn without_ids(mut items: Value) -> Value {
@@ -146,19 +145,12 @@ fn unknown_includes_are_named() {
         "no such",
     ];
     let body = json!({"input": "Hi", "include": included});
-    let ask = |strict| {
-        let configuration = Configuration {
-            strict,
-            ..Configuration::default()
-        };
-        let request = Request::post("/v1/responses").with_json(&body);
-        ask_with(configuration, &script("x"), request)
-    };
-    let (head, text) = ask(false);
+    let request = || Request::post("/v1/responses").with_json(&body);
+    let (head, text) = ask(&script("x"), request());
     assert_eq!(head.status(), 200, "{text}");
     let named = "include.web_search_call.action.sources, include.no?such";
     assert_eq!(head.header(ignored::HEADER), Some(named));
-    let (head, text) = ask(true);
+    let (head, text) = ask_with(strict(), &script("x"), request());
     assert_eq!(head.status(), 400, "{text}");
     assert!(text.contains("web_search_call.action.sources"), "{text}");
 }

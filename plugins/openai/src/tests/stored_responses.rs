@@ -4,7 +4,7 @@ use corral_sdk::testing::Script;
 use corral_sdk::{KeyValues, Request};
 use serde_json::{Value, json};
 
-use super::{TEMPLATE, ask_with, script_with_reasoning};
+use super::{ask_with, script_with_reasoning};
 use crate::configuration::Configuration;
 
 const PATH: &str = "/v1/responses";
@@ -13,13 +13,17 @@ fn script() -> Script {
     script_with_reasoning("So.").key_values(100_000)
 }
 
+/// A configuration that stores responses for so many seconds.
+fn storing(seconds: u64) -> Configuration {
+    Configuration {
+        store_seconds: Some(seconds),
+        ..Configuration::default()
+    }
+}
+
 /// The status and JSON of a response of a deployment that stores responses.
 fn ask(script: &Script, request: Request) -> (u16, Value) {
-    let configuration = Configuration {
-        store_seconds: Some(1000),
-        ..Configuration::default()
-    };
-    let (head, text) = ask_with(configuration, script, request);
+    let (head, text) = ask_with(storing(1000), script, request);
     (head.status(), serde_json::from_str(&text).expect(&text))
 }
 
@@ -129,11 +133,7 @@ fn input_items_are_listed_in_pages() {
 fn streamed_response_is_stored_at_its_end() {
     let script = script();
     let request = Request::post(PATH).with_json(&json!({"input": "Hi", "stream": true}));
-    let configuration = Configuration {
-        store_seconds: Some(1000),
-        ..Configuration::default()
-    };
-    let (_, text) = ask_with(configuration, &script, request);
+    let (_, text) = ask_with(storing(1000), &script, request);
     let last = text.trim_end().rsplit_once("data: ").expect("an event").1;
     let last: Value = serde_json::from_str(last).expect("JSON");
     let response = &last["response"];
@@ -198,24 +198,16 @@ fn expired_responses_are_deleted() {
     let script = script();
     let kept = || script.run(async { KeyValues::open().unwrap().keys().unwrap() });
     let at_once = |input: &str| {
-        let configuration = Configuration {
-            store_seconds: Some(0),
-            ..Configuration::default()
-        };
         let request = Request::post(PATH).with_json(&json!({"input": input}));
-        let (_, text) = ask_with(configuration, &script, request);
+        let (_, text) = ask_with(storing(0), &script, request);
         serde_json::from_str::<Value>(&text).expect(&text)
     };
     let first = at_once("Hi");
     assert_eq!(kept(), [id(&first)]);
     let second = at_once("More");
     assert_eq!(kept(), [id(&second)], "the first has expired");
-    let configuration = Configuration {
-        store_seconds: Some(0),
-        ..Configuration::default()
-    };
     let path = format!("{PATH}/{}", id(&second));
-    let (head, _) = ask_with(configuration, &script, Request::get(&path));
+    let (head, _) = ask_with(storing(0), &script, Request::get(&path));
     assert_eq!(head.status(), 404);
 }
 
@@ -250,10 +242,7 @@ fn deployment_without_grant_says_so() {
 
 #[test]
 fn errors_name_items_by_their_place_in_the_request() {
-    let script = Script::new()
-        .chat_template(TEMPLATE)
-        .answers("assistant\n", "So.")
-        .key_values(100_000);
+    let script = script();
     let first = post(&script, &json!({"input": "Hi"}));
     let (status, answer) = ask(
         &script,

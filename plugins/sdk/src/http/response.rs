@@ -31,17 +31,13 @@ pub struct Response {
 pub(super) enum Body {
     /// A handler's response as middleware got it.
     Forwarded(HostResponse),
-    Stream(WriteFallible),
+    Stream(Write),
     Whole(Vec<u8>),
-    Events(Write),
     TextEvents(Box<TextEvents>),
 }
 
-/// Writes a stream of events to its end.
-pub(super) type Write = Box<dyn FnOnce(EventWriter) -> Pin<Box<dyn Future<Output = ()>>>>;
-
 /// Writes a body to its end, or cuts it off.
-pub(super) type WriteFallible =
+pub(super) type Write =
     Box<dyn FnOnce(EventWriter) -> Pin<Box<dyn Future<Output = Result<(), Error>>>>>;
 
 impl Response {
@@ -96,17 +92,22 @@ impl Response {
     /// assert_eq!(block_on(response.read()), b"data: one\n\ndata: 2\n\n");
     /// ```
     pub fn events(send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static) -> Self {
-        let write = |mut events: EventWriter| {
-            let written = async move {
-                if let Err(error) = send(&mut events).await {
-                    events.error(&error).await;
-                }
-            };
-            Box::pin(written) as Pin<Box<dyn Future<Output = ()>>>
-        };
-        let mut response = Self::bytes("text/event-stream", Vec::new());
-        response.body = Body::Events(Box::new(write));
-        response.with_header("cache-control", "no-cache")
+        Self::streamed("text/event-stream", async move |events| {
+            if let Err(error) = send(events).await {
+                events.error(&error).await;
+            }
+            Ok(())
+        })
+    }
+
+    /// Creates a 200 with what the function writes.
+    fn streamed(
+        content_type: &str,
+        write: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static,
+    ) -> Self {
+        Self::bytes(content_type, Vec::new())
+            .with_stream(write)
+            .with_header("cache-control", "no-cache")
     }
 
     /// Creates a 200 with an event for each chunk of a generation's text. The host sends these
@@ -165,17 +166,12 @@ impl Response {
     pub fn json_lines(
         send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static,
     ) -> Self {
-        let write = |mut lines: EventWriter| {
-            let written = async move {
-                if let Err(error) = send(&mut lines).await {
-                    lines.error_line(&error).await;
-                }
-            };
-            Box::pin(written) as Pin<Box<dyn Future<Output = ()>>>
-        };
-        let mut response = Self::bytes("application/x-ndjson", Vec::new());
-        response.body = Body::Events(Box::new(write));
-        response.with_header("cache-control", "no-cache")
+        Self::streamed("application/x-ndjson", async move |lines| {
+            if let Err(error) = send(lines).await {
+                lines.error_line(&error).await;
+            }
+            Ok(())
+        })
     }
 
     /// Sets the status.
@@ -231,11 +227,6 @@ impl Body {
                 buffer.take()
             }
             Body::Whole(body) => body,
-            Body::Events(write) => {
-                let buffer = Rc::new(RefCell::new(Vec::new()));
-                write(EventWriter::to_buffer(&buffer, limit)).await;
-                buffer.take()
-            }
             Body::TextEvents(events) => {
                 let buffer = Rc::new(RefCell::new(Vec::new()));
                 events.write(EventWriter::to_buffer(&buffer, limit)).await;

@@ -72,9 +72,6 @@ fn into_host_response(response: Response) -> Result<HostResponse, ErrorCode> {
             }
             spawn_local(async move { writer.write_all(bytes).await });
         }
-        Body::Events(write) => {
-            spawn_local(write(EventWriter::to_client(writer)));
-        }
         Body::TextEvents(text_events) => {
             let events = EventWriter::to_client(writer);
             reader = combine(*text_events, reader, events)
