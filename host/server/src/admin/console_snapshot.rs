@@ -184,7 +184,7 @@ fn request_json(request: &RunningRequest) -> Value {
 fn deployment_json(deployment: &ServingDeployment) -> Value {
     let routes = deployment.routes.iter();
     json!({
-        "name": deployment.name,
+        "name": &*deployment.name,
         "stored": deployment.stored,
         "state": ServingState::of(deployment),
         "routes": routes.map(|route| route.as_str()).collect::<Vec<_>>(),

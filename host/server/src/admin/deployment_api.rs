@@ -376,7 +376,7 @@ impl Api<'_> {
         let logs = Arc::clone(deployment.context.deployment.logs());
         let start = logs.start(tail, level, since.map(Duration::from_secs));
         let selection = logs::LogSelection {
-            deployment: deployment.name.clone(),
+            deployment: deployment.name.to_string(),
             after: after.unwrap_or(0).max(start),
             level,
         };

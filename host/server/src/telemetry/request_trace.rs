@@ -95,7 +95,7 @@ pub(crate) struct JobAttempt {
 /// Deployment, revision, tenant and key of the request.
 #[derive(Debug, Default)]
 pub(crate) struct TraceCaller {
-    pub(crate) deployment: Option<String>,
+    pub(crate) deployment: Option<Arc<str>>,
     pub(crate) revision: Option<u64>,
     pub(crate) tenant: Option<Arc<str>>,
     pub(crate) key: Option<Arc<str>>,

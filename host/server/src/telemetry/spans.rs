@@ -321,10 +321,9 @@ fn generative(operation: &str, model: &str, input_tokens: u64) -> Attributes {
 
 impl TraceCaller {
     fn byte_count(&self) -> usize {
-        let deployment = self.deployment.as_ref().map_or(0, String::len);
-        let names = [&self.tenant, &self.key];
+        let names = [&self.deployment, &self.tenant, &self.key];
         let names = names.map(|name| name.as_ref().map_or(0, |name| name.len()));
-        CALLER_BYTES + deployment + names.iter().sum::<usize>()
+        CALLER_BYTES + names.iter().sum::<usize>()
     }
 
     fn attributes(&self) -> Attributes {
@@ -462,7 +461,7 @@ mod tests {
             response_bytes: 1 << 20,
             is_complete: true,
             caller: TraceCaller {
-                deployment: Some(text()),
+                deployment: Some(text().into()),
                 revision: Some(7),
                 tenant: Some(text().into()),
                 key: Some(text().into()),

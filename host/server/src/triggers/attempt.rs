@@ -128,7 +128,7 @@ impl Attempt {
                 trigger: job.trigger().name(),
                 attempt: job.attempts.into(),
                 caller: TraceCaller {
-                    deployment: Some(deployment.name.clone()),
+                    deployment: Some(Arc::clone(&deployment.name)),
                     revision: plugin.revision(),
                     tenant: holder
                         .as_ref()

@@ -152,7 +152,7 @@ impl Jobs<'_> {
     }
 
     async fn submit(&self, headers: &HeaderMap, body: Bytes, memory: BodyPermit) -> Answer {
-        let deployment = self.deployment.name.clone();
+        let deployment = self.deployment.name.to_string();
         let path = path(self.deployment, self.settings.path.as_ref());
         let content_type = text(headers, &CONTENT_TYPE, MAX_CONTENT_TYPE)?;
         let idempotency_key = text(headers, &IDEMPOTENCY_KEY, MAX_KEY)?;
@@ -185,7 +185,7 @@ impl Jobs<'_> {
 
     async fn job(&self, id: &str) -> Result<JobRecord, Problem> {
         let key = JobKey {
-            deployment: self.deployment.name.clone(),
+            deployment: self.deployment.name.to_string(),
             id: id.to_owned(),
         };
         let mut job = self.triggers.queue.job(&key);
@@ -199,7 +199,7 @@ impl Jobs<'_> {
 
     async fn list(&self, head: &Parts) -> Answer {
         let (state, most) = list_query(head.uri.query())?;
-        let name = self.deployment.name.clone();
+        let name = self.deployment.name.to_string();
         let list = self.triggers.list(name, Some(self.owner()), state, most);
         Ok(json(StatusCode::OK, &list.await?))
     }

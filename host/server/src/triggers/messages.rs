@@ -289,7 +289,7 @@ impl NewMessage {
             messages.and_then(|messages| messages.path.as_ref()),
         );
         let key = JobKey {
-            deployment: deployment.name.clone(),
+            deployment: deployment.name.to_string(),
             id: new_id(now_ms),
         };
         let content_type = self.content_type.clone();
