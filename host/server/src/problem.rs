@@ -10,6 +10,7 @@ mod stream_end;
 pub(crate) use development::explain_response;
 pub(crate) use stream_end::{StreamFormat, shown_response_id};
 
+use crate::routes::is_below;
 use corral_runtime::{Body, CallError, LastLine, QuotaExceeded, QuotaLimit};
 use development::explain;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -50,12 +51,6 @@ impl ErrorFormat {
             format => format,
         }
     }
-}
-
-/// Whether `path` is `parent` or below it.
-pub(crate) fn is_below(path: &str, parent: &str) -> bool {
-    let below = path.strip_prefix(parent);
-    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 /// An error response.

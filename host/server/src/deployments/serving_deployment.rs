@@ -157,11 +157,7 @@ impl ServingDeployment {
 
     /// Its longest route that matches `path`.
     fn route_of(&self, path: &str) -> Option<&Route> {
-        let matches = |route: &&Route| {
-            let rest = path.strip_prefix(route.as_str().trim_end_matches('/'));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let matching = self.routes.iter().filter(matches);
+        let matching = self.routes.iter().filter(|route| route.matches(path));
         matching.max_by_key(|route| route.as_str().len())
     }
 
