@@ -4,7 +4,8 @@
 
 use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome};
 use super::queue::{ClaimedJob, JobQueue};
-use super::{Triggers, now_ms, schedule};
+use super::{Triggers, schedule};
+use crate::clock::now_ms;
 use crate::deployments::Deployments;
 use crate::problem::Problem;
 use crate::request_id::{HttpRequestId, REQUEST_ID};

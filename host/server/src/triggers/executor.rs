@@ -7,7 +7,8 @@
 use super::attempt::Attempt;
 use super::job::{JobClaim, JobState, millis};
 use super::queue::{CronState, JobCounts, JobQueue};
-use super::{TriggerSettings, Triggers, cron, now_ms};
+use super::{TriggerSettings, Triggers, cron};
+use crate::clock::now_ms;
 use crate::deployments::{Deployments, ServingDeployment};
 use crate::shutdown::{ListenerPhase, reached};
 use crate::state::ServerState;

@@ -13,8 +13,9 @@ use super::job_routes::{
 use super::queue::NewJob;
 use super::queue_error::QueueError;
 use super::settings::JobSettings;
-use super::{TriggerSettings, Triggers, new_id, now_ms};
+use super::{TriggerSettings, Triggers, new_id};
 use crate::api_keys::KeyHolder;
+use crate::clock::now_ms;
 use crate::deployments::{Deployments, ServingDeployment};
 use crate::problem::Problem;
 use crate::request_body::{BodyStatus, RequestBody};
