@@ -14,7 +14,7 @@ use super::{JobKey, JobState, Triggers, new_id};
 use crate::api_keys::KeyHolder;
 use crate::clock::now_ms;
 use crate::deployments::{Deployments, ServingDeployment};
-use crate::json_response::json_response;
+use crate::json_response::json;
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
 use crate::request_log::RequestDetails;
@@ -28,7 +28,6 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -332,13 +331,6 @@ pub(super) async fn collect(
         (BodyState::Stalled, _) | (_, Err(_)) => Err(Problem::body_stalled(idle)),
         (_, Ok(_)) => Err(Problem::body_incomplete()),
     }
-}
-
-/// A JSON answer that is not to be cached.
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    // These types have text keys only, so this does not fail.
-    let text = serde_json::to_string(value).unwrap_or_default();
-    json_response(status, text)
 }
 
 impl From<QueueError> for Problem {

@@ -8,7 +8,7 @@
 use super::body_memory::{BodyPermit, BodySender};
 use super::job::{BodyDigest, JobKey, JobMessage, JobOwner, JobRecord, JobSender};
 use super::job_routes::{
-    Answer, IDEMPOTENCY_KEY, MAX_CONTENT_TYPE, MAX_KEY, collect, json, max_body_bytes, path, text,
+    Answer, IDEMPOTENCY_KEY, MAX_CONTENT_TYPE, MAX_KEY, collect, max_body_bytes, path, text,
 };
 use super::queue::NewJob;
 use super::queue_error::QueueError;
@@ -17,6 +17,7 @@ use super::{TriggerSettings, Triggers, new_id};
 use crate::api_keys::KeyHolder;
 use crate::clock::now_ms;
 use crate::deployments::{Deployments, ServingDeployment};
+use crate::json_response::json;
 use crate::problem::Problem;
 use crate::request_body::{BodyStatus, RequestBody};
 use crate::request_log::RequestDetails;
