@@ -260,7 +260,7 @@ pub(crate) fn list_query(query: Option<&str>) -> Result<(Option<JobState>, usize
         match name {
             "state" => {
                 let expected = "waiting, running, succeeded, dead or canceled".to_owned();
-                state = Some(JobState::of_name(value).ok_or_else(|| bad(expected))?);
+                state = Some(value.parse::<JobState>().map_err(|_| bad(expected))?);
             }
             "limit" => {
                 let number = value.parse().ok().filter(|n| (1..=MAX_LISTED).contains(n));
