@@ -233,13 +233,7 @@ pub(crate) fn check(
     if let Some(path) = jobs.and_then(|jobs| jobs.path.as_deref()) {
         check_path(routes, path).map_err(|error| ManifestError::field("jobs.path", error))?;
     }
-    if cron.len() > MAX_SCHEDULES {
-        let problem = format!(
-            "has {} entries; at most {MAX_SCHEDULES} are allowed",
-            cron.len()
-        );
-        return Err(ManifestError::field("cron", problem));
-    }
+    ManifestError::check_count("cron", cron.len(), MAX_SCHEDULES)?;
     let mut seen = BTreeSet::new();
     for (number, entry) in cron.iter().enumerate() {
         let refuse = |field: &str, problem: String| {
@@ -274,13 +268,7 @@ pub(crate) fn check_subjects(
     field: &str,
     subjects: &[SubjectPattern],
 ) -> Result<(), ManifestError> {
-    if subjects.len() > MAX_SUBJECTS {
-        let problem = format!(
-            "has {} entries; at most {MAX_SUBJECTS} are allowed",
-            subjects.len()
-        );
-        return Err(ManifestError::field(field, problem));
-    }
+    ManifestError::check_count(field, subjects.len(), MAX_SUBJECTS)?;
     let mut seen = BTreeSet::new();
     match subjects.iter().find(|one| !seen.insert(*one)) {
         Some(twice) => {
