@@ -1,6 +1,6 @@
 //! The admin token, which authorizes changes of deployments: where `corral serve` and the other commands find it.
 
-use crate::Error;
+use crate::{Error, text_file};
 use corral_server::AdminToken;
 use corral_server::deployments::Store;
 use std::fs::{self, File};
@@ -52,16 +52,12 @@ pub(crate) fn read_text(file: Option<&Path>) -> Result<Option<String>, Error> {
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    let read = || {
-        let mut text = String::new();
-        let file = File::open(path)?;
-        file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
-        Ok::<_, std::io::Error>(text.trim().to_owned())
-    };
-    read().map_err(Error::context(format!(
+    let text = text_file::read(path, MAX_FILE_BYTES);
+    let text = text.map_err(Error::context(format!(
         "cannot read the admin token from {}; name a file that this user can read",
         path.display()
-    )))
+    )))?;
+    Ok(text.trim().to_owned())
 }
 
 fn read_or_create(path: &Path) -> Result<String, Error> {

@@ -31,6 +31,7 @@ mod serve;
 mod service_manager;
 pub mod startup;
 pub mod terminal;
+mod text_file;
 mod top;
 mod user_cache;
 

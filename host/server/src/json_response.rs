@@ -3,6 +3,13 @@
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
+use serde::Serialize;
+
+/// A value as JSON that is not to be cached.
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    // These types have text keys only, so this does not fail.
+    json_response(status, serde_json::to_string(value).unwrap_or_default())
+}
 
 /// A JSON answer that is not to be cached.
 pub(crate) fn json_response(status: StatusCode, text: impl Into<Body>) -> Response<Body> {

@@ -14,8 +14,8 @@ mod encoding;
 mod subscribers;
 mod zmtp;
 
+use crate::clock::now;
 use crate::listener::{BindError, bind};
-use crate::process_metrics::unix_milliseconds;
 use crate::prometheus::MetricFamilies;
 use batch_log::BatchLog;
 use blocks::{Event, PublishedBlocks};
@@ -225,8 +225,7 @@ impl PendingBatch<'_> {
 
     fn push(&mut self) {
         if !self.events.is_empty() {
-            let seconds = unix_milliseconds() as f64 / 1000.0;
-            let events = encoding::encode(seconds, &self.events);
+            let events = encoding::encode(now().as_secs_f64(), &self.events);
             self.log.push(self.model, events);
         }
         self.events.clear();

@@ -14,6 +14,7 @@
 mod admin;
 mod api_description;
 mod api_keys;
+mod clock;
 mod connection_info;
 mod cors;
 mod deployment_lookup;

@@ -1,10 +1,10 @@
 //! `/healthz` and `/readyz`, on both listeners.
 
+use crate::json_response::no_store;
 use crate::problem::Problem;
 use crate::state::ServerState;
 use corral_runtime::Body;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderValue, Method, Response};
+use http::{Method, Response};
 
 /// Answers `path` if it is a probe.
 pub(crate) fn answer(
@@ -35,12 +35,5 @@ fn readiness(state: &ServerState) -> Result<Response<Body>, Problem> {
 
 /// A short text that is not to be cached.
 pub(crate) fn plain_text(text: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
-    let headers = response.headers_mut();
-    headers.insert(
-        CONTENT_TYPE,
-        HeaderValue::from_static("text/plain; charset=utf-8"),
-    );
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+    no_store(Body::from(text), "text/plain; charset=utf-8")
 }

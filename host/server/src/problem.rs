@@ -10,9 +10,11 @@ mod stream_end;
 pub(crate) use development::explain_response;
 pub(crate) use stream_end::{StreamFormat, shown_response_id};
 
+use crate::json_response::no_store;
+use crate::routes::is_below;
 use corral_runtime::{Body, CallError, LastLine, QuotaExceeded, QuotaLimit};
 use development::explain;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -50,12 +52,6 @@ impl ErrorFormat {
             format => format,
         }
     }
-}
-
-/// Whether `path` is `parent` or below it.
-pub(crate) fn is_below(path: &str, parent: &str) -> bool {
-    let below = path.strip_prefix(parent);
-    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 /// An error response.
@@ -234,20 +230,15 @@ impl Problem {
 
     /// The response in `format`.
     pub(crate) fn into_response_as(self, format: ErrorFormat) -> Response<Body> {
-        let text = self.text(format);
-        let mut response = Response::new(Body::from(text));
+        let content_type = match format {
+            ErrorFormat::Problem => "application/problem+json",
+            ErrorFormat::OpenAi | ErrorFormat::Anthropic | ErrorFormat::Ollama => {
+                "application/json"
+            }
+        };
+        let mut response = no_store(self.text(format).into(), content_type);
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
-        headers.insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static(match format {
-                ErrorFormat::Problem => "application/problem+json",
-                ErrorFormat::OpenAi | ErrorFormat::Anthropic | ErrorFormat::Ollama => {
-                    "application/json"
-                }
-            }),
-        );
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(wait) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
         }
@@ -359,6 +350,7 @@ fn whole_seconds(wait: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::header::CONTENT_TYPE;
     use http_body_util::BodyExt;
 
     async fn body_of(problem: Problem) -> (Response<()>, serde_json::Value) {

@@ -2,19 +2,15 @@
 //!
 //! Values that the system does not report are left out.
 
+use crate::clock::now;
 use crate::prometheus::MetricFamilies;
 use corral_engine::{MetricKind, heap_usage};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::LazyLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Seconds since 1970 at the first use.
-static START: LazyLock<f64> = LazyLock::new(|| {
-    #[expect(clippy::disallowed_methods, reason = "a time of day for people")]
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0.0, |time| time.as_secs_f64())
-});
+static START: LazyLock<f64> = LazyLock::new(|| now().as_secs_f64());
 
 /// Records the time as the start of the process.
 pub(crate) fn record_start() {
@@ -24,15 +20,6 @@ pub(crate) fn record_start() {
 /// Milliseconds since 1970 at the start of the process.
 pub(crate) fn started_milliseconds() -> u64 {
     (*START * 1e3) as u64
-}
-
-/// Milliseconds since 1970.
-pub(crate) fn unix_milliseconds() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "a time of day for people")]
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |time| {
-        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-    })
 }
 
 /// Resident memory of the process.

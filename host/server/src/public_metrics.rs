@@ -4,9 +4,9 @@
 //! Beside Corral's metrics of the models there are those by which endpoint pickers of the Gateway API's inference
 //! extension compare servers, under the names of vLLM.
 
+use crate::clock::now;
 use crate::json_response::{json_response, no_store};
 use crate::problem::Problem;
-use crate::process_metrics;
 use crate::prometheus::{self, MetricFamilies};
 use crate::state::ServerState;
 use corral_engine::{Metric, MetricKind, ModelPool};
@@ -115,13 +115,9 @@ fn write(models: &ModelPool, families: &mut MetricFamilies) {
             "The adapters of each loaded model, which are always in memory: the time now.",
             MetricKind::Gauge,
             &labels,
-            unix_seconds(),
+            now().as_secs_f64(),
         );
     }
-}
-
-fn unix_seconds() -> f64 {
-    process_metrics::unix_milliseconds() as f64 / 1000.0
 }
 
 fn value(metrics: &[Metric], name: &str) -> Option<f64> {
@@ -147,7 +143,7 @@ fn loads(state: &ServerState) -> Response<Body> {
         "token_usage": values(USAGE).fold(0.0, f64::max),
     });
     let body = json!({
-        "timestamp": unix_seconds(),
+        "timestamp": now().as_secs_f64(),
         "dp_rank_count": 1,
         "loads": [load],
     });

@@ -221,7 +221,7 @@ async fn route(
         source,
         method: &head.method,
         path,
-        deployment: &deployment.shared_name,
+        deployment: &deployment.name,
         revision: details.revision,
         key: details.key.clone(),
         usage: &details.usage,

@@ -139,7 +139,7 @@ impl RequestLog {
             response_bytes: self.bytes,
             is_complete: self.complete,
             caller: TraceCaller {
-                deployment: deployment.map(|deployment| deployment.name.to_string()),
+                deployment: deployment.map(|deployment| Arc::clone(&deployment.name)),
                 revision: details.revision,
                 tenant: key.map(|[_, tenant]| Arc::clone(tenant)),
                 key: key.map(|[key, _]| Arc::clone(key)),

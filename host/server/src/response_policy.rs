@@ -4,9 +4,9 @@
 
 use crate::cors::Cors;
 use crate::deployments::Store;
-use crate::problem::{ErrorFormat, StreamFormat, is_below};
+use crate::problem::{ErrorFormat, StreamFormat};
 use crate::request_policy::RequestPolicy;
-use crate::routes::{Route, RouteTable};
+use crate::routes::{Route, RouteTable, is_below};
 
 /// What the host adds to the responses of a route.
 #[derive(Clone, Debug, Default)]

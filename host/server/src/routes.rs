@@ -20,6 +20,17 @@ impl Route {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether it matches `path`.
+    pub(crate) fn matches(&self, path: &str) -> bool {
+        is_below(path, self.0.trim_end_matches('/'))
+    }
+}
+
+/// Whether `path` is `parent` or below it.
+pub(crate) fn is_below(path: &str, parent: &str) -> bool {
+    let below = path.strip_prefix(parent);
+    below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 impl fmt::Display for Route {
@@ -73,11 +84,7 @@ impl FromStr for Route {
         if let Some(odd) = inner.split('/').find(|s| matches!(*s, "" | "." | "..")) {
             return Err(RouteError::Segment(text.to_owned(), odd.to_owned()));
         }
-        let below = |host: &str| {
-            text.strip_prefix(host)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        if RESERVED.into_iter().any(below) {
+        if RESERVED.into_iter().any(|host| is_below(text, host)) {
             return Err(RouteError::Reserved(text.to_owned()));
         }
         Ok(Route(text.into()))

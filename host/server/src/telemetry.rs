@@ -27,6 +27,7 @@ pub(crate) use request_trace::{HttpRecord, JobAttempt, RequestTrace, TraceCaller
 pub use settings::{TelemetryOptions, TelemetrySettings, TelemetrySettingsError};
 pub use transport::CollectorTls;
 
+use crate::clock::now;
 use crate::prometheus::MetricFamilies;
 use bytes::Bytes;
 use exporter::{ExportMessage, Exporter};
@@ -42,6 +43,7 @@ use queue::ExportQueue;
 use request_trace::FinishedTrace;
 use resource::scope;
 use settings::Signal;
+use spans::nanos;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -186,7 +188,7 @@ impl Telemetry {
             tasks.spawn(exporter.send_queue(Arc::clone(queue), settings.logs.delay, encode));
         }
         if let Some(exporter) = self.exporter(Signal::Metrics, settings.metrics_timeout) {
-            let started = metrics::now();
+            let started = nanos(now());
             let collect =
                 move || metrics::encode(&metrics(), started, &resource, MAX_MESSAGE_BYTES);
             tasks.spawn(exporter.send_periodically(settings.metrics_interval, collect));

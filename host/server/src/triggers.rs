@@ -34,6 +34,7 @@ pub use settings::{CronEntry, JobSettings, MessageSettings};
 pub(crate) use settings::{TriggerSettings, check as check_settings, check_subjects};
 pub(crate) use status::{JobList, JobStatus, ScheduleStatus};
 
+use crate::clock::now_ms;
 use crate::deployments::NatsConnection;
 use crate::prometheus::MetricFamilies;
 use body_memory::{BodyMemory, BodyPermit, BodySender};
@@ -43,7 +44,7 @@ use queue::{JobQueue, NewJob, QueueLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
@@ -315,11 +316,4 @@ fn stopped<E>(_: E) -> QueueError {
 fn new_id(now_ms: u64) -> String {
     let random: [u8; 10] = rand::random();
     format!("{now_ms:012x}{}", data_encoding::HEXLOWER.encode(&random))
-}
-
-/// Milliseconds since 1970. A clock before that counts as 1970.
-fn now_ms() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "schedules follow the clock")]
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, job::millis)
 }

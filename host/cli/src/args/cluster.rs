@@ -1,11 +1,9 @@
 //! Arguments for a cluster of hosts.
 
-use crate::Error;
+use crate::{Error, text_file};
 use clap::Args;
 use corral_client_tls::client_config;
 use corral_server::deployments::{ClusterConfig, ClusterServers};
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Largest credentials file.
@@ -74,14 +72,8 @@ impl ClusterArgs {
 }
 
 fn read_credentials(file: &Path) -> Result<String, Error> {
-    let read = || {
-        let mut text = String::new();
-        File::open(file)?
-            .take(MAX_CREDENTIALS_BYTES)
-            .read_to_string(&mut text)?;
-        Ok::<_, std::io::Error>(text)
-    };
-    read().map_err(Error::context(format!(
+    let text = text_file::read(file, MAX_CREDENTIALS_BYTES);
+    text.map_err(Error::context(format!(
         "cannot read the credentials for NATS from {}; name a file that this user can read",
         file.display()
     )))

@@ -40,7 +40,7 @@ enum Compiler {
 #[derive(Debug)]
 pub(super) struct CProject {
     /// Absolute.
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     compiler: Compiler,
 }
 
@@ -60,10 +60,6 @@ impl CProject {
                 dir.display()
             ))),
         }
-    }
-
-    pub(super) fn dir(&self) -> &Path {
-        &self.dir
     }
 
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {

@@ -33,7 +33,7 @@ const HINT: &str = "install Go 1.27 or later: https://go.dev, or 'pip install go
 #[derive(Debug)]
 pub(super) struct GoProject {
     /// Absolute.
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     go: PathBuf,
 }
 
@@ -53,10 +53,6 @@ impl GoProject {
                 dir.display()
             ))),
         }
-    }
-
-    pub(super) fn dir(&self) -> &Path {
-        &self.dir
     }
 
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {

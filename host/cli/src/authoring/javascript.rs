@@ -21,7 +21,7 @@ const HINT: &str =
 #[derive(Debug)]
 pub(super) struct JavaScriptProject {
     /// Absolute.
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     node: PathBuf,
 }
 
@@ -41,10 +41,6 @@ impl JavaScriptProject {
                 dir.display()
             ))),
         }
-    }
-
-    pub(super) fn dir(&self) -> &Path {
-        &self.dir
     }
 
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {

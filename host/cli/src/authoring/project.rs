@@ -45,10 +45,10 @@ impl Project {
     pub(super) fn dir(&self) -> &Path {
         match self {
             Project::Rust { dir, .. } => dir,
-            Project::Python(project) => project.dir(),
-            Project::JavaScript(project) => project.dir(),
-            Project::C(project) => project.dir(),
-            Project::Go(project) => project.dir(),
+            Project::Python(project) => &project.dir,
+            Project::JavaScript(project) => &project.dir,
+            Project::C(project) => &project.dir,
+            Project::Go(project) => &project.dir,
         }
     }
 

@@ -25,7 +25,7 @@ const HINT: &str =
 #[derive(Debug)]
 pub(super) struct PythonProject {
     /// Absolute.
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     /// componentize-py: that of the project's environment, or of `PATH`.
     tool: PathBuf,
 }
@@ -40,10 +40,6 @@ impl PythonProject {
         let tool = find_tool(&dir)
             .ok_or_else(|| Error::failed(format!("cannot find {TOOL}; install it {HINT}")))?;
         Ok(Self { dir, tool })
-    }
-
-    pub(super) fn dir(&self) -> &Path {
-        &self.dir
     }
 
     pub(super) async fn build(&self) -> Result<Vec<BuiltComponent>, Error> {

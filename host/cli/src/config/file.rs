@@ -2,12 +2,10 @@
 
 use super::ConfigEntry;
 use super::fields::{self, ValueKind, field};
-use crate::Error;
+use crate::{Error, text_file};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
@@ -16,13 +14,7 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Reads a file. The command defines the keys.
 pub(crate) fn read(path: &Path, command: &Command) -> Result<Vec<ConfigEntry>, Error> {
-    let read = || {
-        let mut text = String::new();
-        let file = File::open(path)?;
-        file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-        Ok::<_, std::io::Error>(text)
-    };
-    let text = read().map_err(|error| {
+    let text = text_file::read(path, MAX_BYTES + 1).map_err(|error| {
         Error::usage(format!(
             "cannot read the configuration {}: {error}; name a TOML file that this user can read",
             path.display()

@@ -1,13 +1,12 @@
 //! Turns arguments or a corral.toml into a manifest and the components to upload.
 
 use super::args::ManifestArgs;
-use crate::Error;
 use crate::args::{LinkedArg, check_linked};
+use crate::{Error, text_file};
 use bytes::Bytes;
 use corral_server::deployments::{Digest, LinkedComponent, LinkedComponents, Manifest};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
@@ -156,14 +155,8 @@ fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Error> {
         true => path.join("corral.toml"),
         false => path.to_owned(),
     };
-    let read = || {
-        let mut text = String::new();
-        File::open(&path)?
-            .take(MAX_MANIFEST_BYTES)
-            .read_to_string(&mut text)?;
-        Ok::<_, std::io::Error>(text)
-    };
-    let text = read().map_err(Error::context(format!(
+    let text = text_file::read(&path, MAX_MANIFEST_BYTES);
+    let text = text.map_err(Error::context(format!(
         "cannot read the manifest {}; name a corral.toml or a component: \
          corral deploy FILE.wasm --route /ROUTE",
         path.display()

@@ -30,7 +30,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use std::cell::RefCell;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::time::Duration;
 use ureq::{Agent, AsSendBody, Body, SendBody};
 
@@ -38,8 +38,6 @@ use ureq::{Agent, AsSendBody, Body, SendBody};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// Largest response of a token server.
 const MAX_TOKEN_BYTES: u64 = 1 << 20;
-/// Bytes of a read.
-const BUFFER_BYTES: usize = 64 << 10;
 /// The API of docker's own registry.
 const DOCKER_HUB: (&str, &str) = ("docker.io", "registry-1.docker.io");
 
@@ -312,7 +310,10 @@ impl RepositoryClient {
                     let request = request
                         .header(CONTENT_TYPE, call.content_type)
                         .header(CONTENT_LENGTH, bytes.len());
-                    let mut reader = Upload { bytes, progress };
+                    let mut reader = ReadWithProgress {
+                        inner: bytes,
+                        progress,
+                    };
                     self.run(request.body(SendBody::from_reader(&mut reader)), &origin)?
                 }
                 None => self.run(request.body(()), &origin)?,
@@ -432,14 +433,14 @@ impl RepositoryClient {
 }
 
 /// A body that updates a progress bar.
-struct Upload<'a> {
-    bytes: &'a [u8],
+struct ReadWithProgress<'a, R> {
+    inner: R,
     progress: Option<&'a Progress>,
 }
 
-impl Read for Upload<'_> {
+impl<R: Read> Read for ReadWithProgress<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let count = self.bytes.read(buffer)?;
+        let count = self.inner.read(buffer)?;
         if let Some(progress) = self.progress {
             progress.add(count);
         }
@@ -454,27 +455,17 @@ fn read(
     what: &str,
     progress: Option<&Progress>,
 ) -> Result<Vec<u8>, RequestError> {
-    let mut body = body.into_reader();
+    let inner = body.into_reader().take(limit + 1);
     let mut bytes = Vec::new();
-    let mut buffer = vec![0; BUFFER_BYTES];
-    loop {
-        let count = match body.read(&mut buffer) {
-            Ok(0) => return Ok(bytes),
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => {
-                let cause = format!("the connection was cut ({error})");
-                return Err(RequestError::Transient(Transient::new(cause)));
-            }
-        };
-        bytes.extend_from_slice(&buffer[..count]);
-        if bytes.len() as u64 > limit {
-            return Err(RequestError::Final(Error::failed(format!(
-                "the registry sends more than {limit} bytes for {what}; its copy was changed, so push the artifact again"
-            ))));
-        }
-        if let Some(progress) = progress {
-            progress.add(count);
-        }
+    let read = ReadWithProgress { inner, progress }.read_to_end(&mut bytes);
+    read.map_err(|error| {
+        let cause = format!("the connection was cut ({error})");
+        RequestError::Transient(Transient::new(cause))
+    })?;
+    if bytes.len() as u64 > limit {
+        return Err(RequestError::Final(Error::failed(format!(
+            "the registry sends more than {limit} bytes for {what}; its copy was changed, so push the artifact again"
+        ))));
     }
+    Ok(bytes)
 }

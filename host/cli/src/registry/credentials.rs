@@ -1,13 +1,13 @@
 //! The login for a registry: from the command line, or from docker's configuration.
 
 use super::args::RegistryArgs;
-use crate::Error;
+use crate::{Error, text_file};
 use data_encoding::BASE64;
 use docker_credential::{CredentialRetrievalError, DockerCredential, get_credential_from_reader};
 use http::HeaderValue;
 use std::env;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// Longest password or token.
@@ -112,15 +112,11 @@ fn read_password(file: &Path) -> Result<String, Error> {
             file.display()
         ))
     };
-    let mut text = String::new();
     let read = match file == Path::new("-") {
-        true => std::io::stdin()
-            .take(MAX_PASSWORD_BYTES)
-            .read_to_string(&mut text),
-        false => File::open(file)
-            .and_then(|file| file.take(MAX_PASSWORD_BYTES).read_to_string(&mut text)),
+        true => io::read_to_string(io::stdin().take(MAX_PASSWORD_BYTES)),
+        false => text_file::read(file, MAX_PASSWORD_BYTES),
     };
-    read.map_err(|error| failed(&error))?;
+    let text = read.map_err(|error| failed(&error))?;
     match text.lines().next().filter(|line| !line.is_empty()) {
         Some(line) => Ok(line.to_owned()),
         None => Err(failed(&"it is empty")),

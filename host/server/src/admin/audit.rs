@@ -31,17 +31,17 @@ pub(super) struct AuditedChange {
     actor: &'static str,
     connection: Option<ConnectionInfo>,
     action: &'static str,
-    /// The deployment, component or model.
-    target: Option<Target>,
+    /// What it changes, and its name.
+    target: Option<(Target, String)>,
     began: Instant,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
-    Deployment(String),
-    Component(String),
-    Model(String),
-    Request(String),
+    Deployment,
+    Component,
+    Model,
+    Request,
 }
 
 impl AuditedChange {
@@ -60,13 +60,14 @@ impl AuditedChange {
         request: &Request<B>,
         deployment: Option<String>,
     ) -> Self {
-        Self::new(state, request, ("call", deployment.map(Target::Deployment)))
+        let target = deployment.map(|name| (Target::Deployment, name));
+        Self::new(state, request, ("call", target))
     }
 
     fn new<B>(
         state: &AdminState,
         request: &Request<B>,
-        (action, target): (&'static str, Option<Target>),
+        (action, target): (&'static str, Option<(Target, String)>),
     ) -> Self {
         AuditedChange {
             actor: state.guard.actor(request.headers()),
@@ -106,31 +107,22 @@ impl AuditedChange {
         };
         let address = self.connection.and_then(|connection| connection.address);
         let address = address.map(tracing::field::display);
-        let name = |is: fn(&Target) -> Option<&String>| self.target.as_ref().and_then(is);
+        let name = |kind: Target| match &self.target {
+            Some((target, name)) if *target == kind => Some(name.as_str()),
+            _ => None,
+        };
         tracing::info!(
             target: AUDIT_TARGET,
             action,
             outcome,
             actor = self.actor,
             address,
-            deployment = name(|target| match target {
-                Target::Deployment(name) => Some(name),
-                _ => None,
-            }),
+            deployment = name(Target::Deployment),
             revision = result.revision,
             traffic = result.traffic,
-            component = name(|target| match target {
-                Target::Component(name) => Some(name),
-                _ => None,
-            }),
-            model = name(|target| match target {
-                Target::Model(name) => Some(name),
-                _ => None,
-            }),
-            canceled_request = name(|target| match target {
-                Target::Request(id) => Some(id),
-                _ => None,
-            }),
+            component = name(Target::Component),
+            model = name(Target::Model),
+            canceled_request = name(Target::Request),
             status = status.as_u16(),
             duration_ms = self.began.elapsed().as_micros() as f64 / 1e3,
             "change"
@@ -146,11 +138,11 @@ fn outcome(status: StatusCode) -> &'static str {
 }
 
 /// What a request with this target changes.
-fn action(method: &Method, uri: &Uri) -> (&'static str, Option<Target>) {
+fn action(method: &Method, uri: &Uri) -> (&'static str, Option<(Target, String)>) {
     let segments = Vec::from_iter(uri.path().split('/').skip(1));
     let name = |name: &str| name.chars().take(MAX_NAME_CHARS).collect::<String>();
     match segments[..] {
-        ["components", digest] => ("upload", Some(Target::Component(name(digest)))),
+        ["components", digest] => ("upload", Some((Target::Component, name(digest)))),
         ["deployments", deployment, ref rest @ ..] => {
             let action = match (method, rest) {
                 (&Method::POST, [] | ["artifact"]) => "deploy",
@@ -164,7 +156,7 @@ fn action(method: &Method, uri: &Uri) -> (&'static str, Option<Target>) {
                 (&Method::DELETE, ["jobs"]) => "purge-jobs",
                 _ => "unknown",
             };
-            (action, Some(Target::Deployment(name(deployment))))
+            (action, Some((Target::Deployment, name(deployment))))
         }
         ["models", model] => {
             let action = match *method {
@@ -172,15 +164,15 @@ fn action(method: &Method, uri: &Uri) -> (&'static str, Option<Target>) {
                 Method::DELETE => "unload-model",
                 _ => "unknown",
             };
-            (action, Some(Target::Model(name(model))))
+            (action, Some((Target::Model, name(model))))
         }
         ["prefix-cache"] => {
             let owner = owner_in(uri.query()).ok().flatten();
-            let owner = owner.map(|owner| Target::Deployment(name(&owner)));
+            let owner = owner.map(|owner| (Target::Deployment, name(&owner)));
             ("clear-prefix-cache", owner)
         }
-        ["prefix-cache", model, _] => ("drop-prefix", Some(Target::Model(name(model)))),
-        ["requests", id] => ("cancel-request", Some(Target::Request(name(id)))),
+        ["prefix-cache", model, _] => ("drop-prefix", Some((Target::Model, name(model)))),
+        ["requests", id] => ("cancel-request", Some((Target::Request, name(id)))),
         _ => ("unknown", None),
     }
 }
@@ -214,9 +206,9 @@ mod tests {
             assert_eq!(action(&method, path).0, expected, "{method} {path}");
         }
         let owner = action(&Method::DELETE, "/prefix-cache?deployment=%2Fchat").1;
-        assert!(matches!(owner, Some(Target::Deployment(name)) if name == "/chat"));
+        assert_eq!(owner, Some((Target::Deployment, "/chat".to_owned())));
         let long = format!("/models/{}", "x".repeat(1000));
-        let Some(Target::Model(name)) = action(&Method::PUT, &long).1 else {
+        let Some((Target::Model, name)) = action(&Method::PUT, &long).1 else {
             panic!("a model");
         };
         assert_eq!(name.len(), MAX_NAME_CHARS);

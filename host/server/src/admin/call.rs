@@ -64,7 +64,7 @@ pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> Re
     let path = public_path(request.uri().path()).unwrap_or_default();
     let services = state.server.services.get();
     let deployment = services.and_then(|services| services.deployments.find(path));
-    let deployment = deployment.map(|deployment| deployment.name.clone());
+    let deployment = deployment.map(|deployment| deployment.name.to_string());
     let audited = AuditedCall(Some(AuditedChange::begin_call(state, &request, deployment)));
     match prepare(state, request) {
         Ok((request, source, permit)) => {

@@ -2,6 +2,7 @@
 
 use super::models;
 use super::types::ServingState;
+use crate::clock::now_ms;
 use crate::deployments::ServingDeployment;
 use crate::process_metrics;
 use crate::running_requests::RunningRequest;
@@ -52,7 +53,7 @@ pub(super) fn snapshot(server: &ServerState) -> String {
     let (requests, count) = server.running.oldest(MAX_REQUESTS);
     let responses = server.counters.responses();
     let mut json = json!({
-        "time_ms": process_metrics::unix_milliseconds(),
+        "time_ms": now_ms(),
         "started_ms": process_metrics::started_milliseconds(),
         "version": env!("CARGO_PKG_VERSION"),
         "ready": reasons.is_empty(),
@@ -184,7 +185,7 @@ fn request_json(request: &RunningRequest) -> Value {
 fn deployment_json(deployment: &ServingDeployment) -> Value {
     let routes = deployment.routes.iter();
     json!({
-        "name": deployment.name,
+        "name": &*deployment.name,
         "stored": deployment.stored,
         "state": ServingState::of(deployment),
         "routes": routes.map(|route| route.as_str()).collect::<Vec<_>>(),

@@ -17,7 +17,7 @@ use crate::deployments::{
     ChangeError, DeploymentName, Deployments, Digest, Manifest, Revision, Store, StoreError,
     TrafficShare,
 };
-use crate::json_response::{json_response, no_store};
+use crate::json_response::{json, json_response, no_store};
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
 use bytes::Bytes;
@@ -27,7 +27,6 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -376,7 +375,7 @@ impl Api<'_> {
         let logs = Arc::clone(deployment.context.deployment.logs());
         let start = logs.start(tail, level, since.map(Duration::from_secs));
         let selection = logs::LogSelection {
-            deployment: deployment.name.clone(),
+            deployment: deployment.name.to_string(),
             after: after.unwrap_or(0).max(start),
             level,
         };
@@ -491,16 +490,6 @@ fn bad_query(name: &str, expected: &str) -> Problem {
         "invalid-query",
         format!("the query parameter '{name}' must be {expected}"),
     )
-}
-
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    match serde_json::to_string(value) {
-        Ok(text) => json_response(status, text),
-        Err(error) => {
-            tracing::error!(%error, "an answer cannot be written as JSON");
-            Problem::from(ChangeError::Internal).into_response()
-        }
-    }
 }
 
 impl From<StoreError> for Problem {

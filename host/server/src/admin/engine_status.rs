@@ -172,7 +172,7 @@ impl Owners {
             .iter()
             .map(|deployment| {
                 let tenant = deployment.context.deployment.tenant();
-                (tenant, deployment.name.clone())
+                (tenant, deployment.name.to_string())
             })
             .chain(keys.map(ApiKeys::tenants).unwrap_or_default())
             .collect();

@@ -1,8 +1,8 @@
 //! `/deployments/NAME/jobs`: an operator lists, retries, cancels and purges the jobs of a deployment.
 
-use super::deployment_api::json;
 use super::types::PurgeResponse;
 use crate::deployments::{ChangeError, DeploymentName, Deployments};
+use crate::json_response::json;
 use crate::problem::Problem;
 use crate::triggers::job_routes::list_query;
 use crate::triggers::{JobKey, ScheduleStatus};

@@ -282,7 +282,7 @@ impl DeploymentStatus {
     pub(super) fn of_static(deployment: &ServingDeployment) -> Self {
         let routes = deployment.routes.iter();
         DeploymentStatus {
-            name: deployment.name.clone(),
+            name: deployment.name.to_string(),
             stored: false,
             state: ServingState::of(deployment),
             routes: routes.map(|route| route.to_string()).collect(),

@@ -16,7 +16,8 @@ use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, Revision, TrafficShare};
 use super::serving_deployment::ServingDeployment;
 use super::store::{Store, StoreError};
-use super::stored_deployment::{Entry, StoredDeployment, check_traffic, now_ms};
+use super::stored_deployment::{Entry, StoredDeployment, check_traffic};
+use crate::clock::now_ms;
 use crate::request_policy::Access;
 use crate::routes::Route;
 use corral_runtime::Plugin;
@@ -293,7 +294,7 @@ impl Inner {
         {
             let revisions = self.serving_revisions(context, stored, vec![(share, Ok(plugin))]);
             self.activate(ServingDeployment::new(
-                revision.manifest.name.to_string(),
+                revision.manifest.name.as_str().into(),
                 Arc::clone(context),
                 revision.manifest.routes.clone(),
                 stored.record.paused,
@@ -373,7 +374,7 @@ impl Inner {
             let record = entry.existing(name)?.record.clone();
             let revisions = self.serving_revisions(&context, &now, plugins);
             self.activate(ServingDeployment::new(
-                name.to_string(),
+                name.as_str().into(),
                 context,
                 routes,
                 record.paused,
@@ -482,9 +483,9 @@ impl Inner {
 
     /// Routes new requests to `deployment`. Requires the lock, under which its routes were free.
     pub(super) fn activate(&self, deployment: ServingDeployment) {
-        let name = deployment.name.clone();
+        let name = Arc::clone(&deployment.name);
         let updated = self.update_table(|by_name| {
-            by_name.insert(deployment.name.clone(), Arc::new(deployment));
+            by_name.insert(Arc::clone(&name), Arc::new(deployment));
         });
         if let Err(taken) = updated {
             tracing::error!("'{name}' does not serve as stored: {taken}");

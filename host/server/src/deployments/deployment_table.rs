@@ -81,7 +81,7 @@ pub(super) struct Inner {
 #[derive(Default)]
 pub(super) struct DeploymentTable {
     routes: RouteTable<Arc<ServingDeployment>>,
-    pub(super) by_name: BTreeMap<String, Arc<ServingDeployment>>,
+    pub(super) by_name: BTreeMap<Arc<str>, Arc<ServingDeployment>>,
 }
 
 impl Deployments {
@@ -196,10 +196,10 @@ impl Deployments {
         plugin: Result<Plugin, LoadError>,
         policy: RequestPolicy,
     ) -> Result<(), RouteTaken> {
-        let name = route.as_str().to_owned();
+        let name = route.as_str();
         let context = DeploymentContext::with_quota(state.clone(), policy.quota.clone());
         let context = Arc::new(context);
-        self.0.contexts().insert(name.clone(), Arc::clone(&context));
+        self.0.contexts().insert(name.into(), Arc::clone(&context));
         let revision = ServingRevision {
             share: TrafficShare::all(0),
             policy,
@@ -207,10 +207,10 @@ impl Deployments {
             plugin,
         };
         let mut deployment =
-            ServingDeployment::new(name, context, vec![route], false, vec![revision]);
+            ServingDeployment::new(name.into(), context, vec![route], false, vec![revision]);
         deployment.stored = false;
         self.0.update_table(|by_name| {
-            by_name.insert(deployment.name.clone(), Arc::new(deployment));
+            by_name.insert(Arc::clone(&deployment.name), Arc::new(deployment));
         })
     }
 
@@ -241,7 +241,7 @@ impl Deployments {
         new.stored = false;
         // Fails only if routes change.
         let _ = self.0.update_table(|by_name| {
-            by_name.insert(new.name.clone(), Arc::new(new));
+            by_name.insert(Arc::clone(&new.name), Arc::new(new));
         });
     }
 
@@ -357,7 +357,7 @@ impl Inner {
     /// If two deployments have the same route; the table stays as it was.
     pub(super) fn update_table(
         &self,
-        change: impl FnOnce(&mut BTreeMap<String, Arc<ServingDeployment>>),
+        change: impl FnOnce(&mut BTreeMap<Arc<str>, Arc<ServingDeployment>>),
     ) -> Result<(), RouteTaken> {
         let mut by_name = self.table().by_name.clone();
         change(&mut by_name);
@@ -385,7 +385,7 @@ impl Inner {
         let table = self.table();
         routes.iter().find_map(|route| {
             let owner = table.routes.get(route)?;
-            (owner.name != name).then(|| (route.clone(), owner.name.clone()))
+            (*owner.name != *name).then(|| (route.clone(), owner.name.to_string()))
         })
     }
 }

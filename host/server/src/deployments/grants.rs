@@ -94,8 +94,8 @@ impl Grants {
         &self,
         configuration: &BTreeMap<String, String>,
     ) -> Result<(), ManifestError> {
-        check_number("grants.outbound", self.outbound.len(), MAX_OUTBOUND)?;
-        check_number("grants.deployments", self.deployments.len(), MAX_OUTBOUND)?;
+        ManifestError::check_count("grants.outbound", self.outbound.len(), MAX_OUTBOUND)?;
+        ManifestError::check_count("grants.deployments", self.deployments.len(), MAX_OUTBOUND)?;
         check_subjects("grants.messages", &self.messages)?;
         check_names(
             "grants.folders",
@@ -120,16 +120,6 @@ impl Grants {
     }
 }
 
-fn check_number(field: &str, number: usize, max: usize) -> Result<(), ManifestError> {
-    match number > max {
-        true => Err(ManifestError::field(
-            field,
-            format!("has {number} entries; at most {max} are allowed"),
-        )),
-        false => Ok(()),
-    }
-}
-
 /// Checks names that a field lists. No message repeats a malformed one, which may be a secret's value by mistake.
 fn check_names(
     field: &str,
@@ -138,7 +128,7 @@ fn check_names(
     check: fn(&str) -> Result<(), String>,
 ) -> Result<(), ManifestError> {
     let refuse = |problem: String| Err(ManifestError::field(field, problem));
-    check_number(field, names.len(), max)?;
+    ManifestError::check_count(field, names.len(), max)?;
     let mut seen = BTreeSet::new();
     for (index, name) in names.iter().enumerate() {
         if let Err(problem) = check(name) {

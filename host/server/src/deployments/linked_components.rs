@@ -87,20 +87,9 @@ impl LinkedComponents {
         let refuse = |field: &str, problem: String| {
             Err(ManifestError::field(format!("linked.{field}"), problem))
         };
-        if self.sampling.len() > MAX_SAMPLING {
-            let problem = format!(
-                "has {} entries; at most {MAX_SAMPLING} are allowed",
-                self.sampling.len()
-            );
-            return refuse("sampling", problem);
-        }
-        if self.middleware.len() > MAX_MIDDLEWARE {
-            let problem = format!(
-                "has {} entries; at most {MAX_MIDDLEWARE} are allowed",
-                self.middleware.len()
-            );
-            return refuse("middleware", problem);
-        }
+        let (sampling, middleware) = (self.sampling.len(), self.middleware.len());
+        ManifestError::check_count("linked.sampling", sampling, MAX_SAMPLING)?;
+        ManifestError::check_count("linked.middleware", middleware, MAX_MIDDLEWARE)?;
         for (name, linked) in &self.sampling {
             if let Err(problem) = check_sampler_name(name) {
                 let name: String = name.chars().take(MAX_NAME).collect();

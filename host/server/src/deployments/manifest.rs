@@ -148,14 +148,7 @@ impl Manifest {
         if let Some(twice) = self.routes.iter().find(|route| !seen.insert(*route)) {
             return refuse("routes", format!("names '{twice}' twice; remove one"));
         }
-        if self.cors.count() > Cors::MAX_ORIGINS {
-            let problem = format!(
-                "has {} entries; at most {} are allowed",
-                self.cors.count(),
-                Cors::MAX_ORIGINS
-            );
-            return refuse("cors", problem);
-        }
+        ManifestError::check_count("cors", self.cors.count(), Cors::MAX_ORIGINS)?;
         check_settings(&self.routes, self.jobs.as_ref(), &self.cron)?;
         if let Some(messages) = &self.messages {
             messages.check(&self.routes)?;
@@ -180,13 +173,7 @@ impl Manifest {
 
     fn check_configuration(&self) -> Result<(), ManifestError> {
         let refuse = |field: String, problem: String| Err(ManifestError::field(field, problem));
-        if self.configuration.len() > MAX_ENTRIES {
-            let problem = format!(
-                "has {} entries; at most {MAX_ENTRIES} are allowed",
-                self.configuration.len()
-            );
-            return refuse("configuration".to_owned(), problem);
-        }
+        ManifestError::check_count("configuration", self.configuration.len(), MAX_ENTRIES)?;
         for (key, value) in &self.configuration {
             let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
             let valid = key.chars().all(word)

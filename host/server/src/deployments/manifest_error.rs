@@ -30,4 +30,15 @@ impl ManifestError {
             problem: problem.into(),
         }
     }
+
+    /// Refuses a field of more than `max` entries.
+    pub(crate) fn check_count(field: &str, count: usize, max: usize) -> Result<(), Self> {
+        match count > max {
+            true => Err(ManifestError::field(
+                field,
+                format!("has {count} entries; at most {max} are allowed"),
+            )),
+            false => Ok(()),
+        }
+    }
 }

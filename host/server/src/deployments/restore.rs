@@ -60,7 +60,7 @@ impl Deployments {
         let mut loading = JoinSet::new();
         for (name, stored) in store.list() {
             let inner = Arc::clone(&self.0);
-            loading.spawn(async move { inner.load_deployment(name.to_string(), stored).await });
+            loading.spawn(inner.load_deployment(name.as_str().into(), stored));
         }
         while let Some(loaded) = loading.join_next().await {
             let Ok(deployment) = loaded else {
@@ -68,7 +68,7 @@ impl Deployments {
                 continue;
             };
             if deployment.revisions.iter().any(is_retryable) {
-                to_retry.push(deployment.name.clone());
+                to_retry.push(deployment.name.to_string());
             }
             let _lock = self.0.change_lock.lock().await;
             self.0.activate_restored(deployment);
@@ -124,7 +124,7 @@ impl ChangeError {
 impl Inner {
     async fn load_deployment(
         self: Arc<Self>,
-        name: String,
+        name: Arc<str>,
         stored: StoredDeployment,
     ) -> ServingDeployment {
         let context = self.context(&name);
@@ -168,7 +168,7 @@ impl Inner {
         let latest = shares.find_map(|share| stored.revisions.get(&share.revision));
         let routes = latest.map_or_else(Vec::new, |revision| revision.manifest.routes.clone());
         ServingDeployment::new(
-            name.to_owned(),
+            name.into(),
             context,
             routes,
             stored.record.paused,

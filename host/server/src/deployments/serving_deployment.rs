@@ -14,9 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A deployment with its loaded revisions.
 pub(crate) struct ServingDeployment {
-    pub(crate) name: String,
-    /// The same name, which requests share.
-    pub(crate) shared_name: Arc<str>,
+    pub(crate) name: Arc<str>,
     pub(crate) context: Arc<DeploymentContext>,
     pub(crate) routes: Vec<Route>,
     pub(crate) paused: bool,
@@ -95,14 +93,13 @@ pub(crate) enum Unavailable {
 
 impl ServingDeployment {
     pub(super) fn new(
-        name: String,
+        name: Arc<str>,
         context: Arc<DeploymentContext>,
         routes: Vec<Route>,
         paused: bool,
         revisions: Vec<ServingRevision>,
     ) -> Self {
         ServingDeployment {
-            shared_name: name.as_str().into(),
             name,
             context,
             routes,
@@ -116,7 +113,7 @@ impl ServingDeployment {
     /// A stored deployment with the same name and routes, paused or not, with these revisions.
     pub(super) fn with(&self, paused: bool, revisions: Vec<ServingRevision>) -> Self {
         let (context, routes) = (Arc::clone(&self.context), self.routes.clone());
-        ServingDeployment::new(self.name.clone(), context, routes, paused, revisions)
+        ServingDeployment::new(Arc::clone(&self.name), context, routes, paused, revisions)
     }
 
     /// Counts a request.
@@ -152,7 +149,7 @@ impl ServingDeployment {
     /// This deployment as the log of a request for `path` needs it.
     pub(crate) fn routed(&self, path: &str) -> RoutedDeployment {
         RoutedDeployment {
-            name: Arc::clone(&self.shared_name),
+            name: Arc::clone(&self.name),
             route: self.route_of(path).cloned(),
             context: Arc::clone(&self.context),
         }
@@ -160,11 +157,7 @@ impl ServingDeployment {
 
     /// Its longest route that matches `path`.
     fn route_of(&self, path: &str) -> Option<&Route> {
-        let matches = |route: &&Route| {
-            let rest = path.strip_prefix(route.as_str().trim_end_matches('/'));
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let matching = self.routes.iter().filter(matches);
+        let matching = self.routes.iter().filter(|route| route.matches(path));
         matching.max_by_key(|route| route.as_str().len())
     }
 

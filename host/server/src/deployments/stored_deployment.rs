@@ -6,8 +6,8 @@ use super::manifest::Manifest;
 use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, MAX_WEIGHT, Revision, TrafficShare};
 use super::store::StoreError;
+use crate::clock::now_ms;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A deployment in a store.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,12 +173,4 @@ fn drop_old_revisions(deployment: &mut StoredDeployment, limit: usize) {
     for number in dropped {
         deployment.revisions.remove(&number);
     }
-}
-
-/// The time, in milliseconds since 1970.
-pub(super) fn now_ms() -> u64 {
-    // A clock before 1970 counts as 1970.
-    #[expect(clippy::disallowed_methods, reason = "the date of a revision")]
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
 }

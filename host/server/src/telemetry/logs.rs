@@ -2,10 +2,10 @@
 
 use super::attribute::{Attributes, any, attribute, text};
 use super::spans::nanos;
+use crate::clock::now;
 use opentelemetry::trace::TraceId;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, SeverityNumber};
-use std::time::SystemTime;
 use tracing::Level;
 
 /// One line of the log, for a collector.
@@ -47,9 +47,7 @@ impl LogEvent {
             Level::DEBUG => (SeverityNumber::Debug, "DEBUG"),
             Level::TRACE => (SeverityNumber::Trace, "TRACE"),
         };
-        #[expect(clippy::disallowed_methods, reason = "records have the time of day")]
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let now = nanos(now.unwrap_or_default());
+        let now = nanos(now());
         LogEvent {
             record: LogRecord {
                 time_unix_nano: now,

@@ -4,6 +4,7 @@ use super::attribute::{Attributes, text};
 use super::exporter::ExportMessage;
 use super::resource::scope;
 use super::spans::nanos;
+use crate::clock::now;
 use crate::prometheus::{MetricFamilies, MetricFamily, MetricSample};
 use corral_engine::MetricKind;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
@@ -15,23 +16,12 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
-use std::time::SystemTime;
 
 /// Label with the upper bound of a bucket.
 const BOUND: &str = "le";
 
 /// Most bytes of the tag and length before a metric in a message.
 const FIELD_BYTES: usize = 6;
-
-/// Nanoseconds since 1970.
-pub(super) fn now() -> u64 {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "data points have the time of day"
-    )]
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    nanos(now.unwrap_or_default())
-}
 
 /// Messages with all metrics now, whose sums began at `started`. One has at most `max_bytes` of metrics, or a single metric.
 pub(super) fn encode(
@@ -40,7 +30,7 @@ pub(super) fn encode(
     resource: &Resource,
     max_bytes: usize,
 ) -> Vec<ExportMessage> {
-    let time = (started, now());
+    let time = (started, nanos(now()));
     let mut messages = Vec::new();
     let (mut part, mut bytes) = (Vec::new(), 0);
     for metric in families.iter().map(|family| metric(family, time)) {

@@ -6,6 +6,7 @@
 
 use super::Telemetry;
 use super::context::{TRACE_PARENT, TRACE_STATE, TraceContext};
+use crate::clock::now;
 use crate::connection_info::ConnectionInfo;
 use corral_engine::{GenerationRecord, GenerationSink};
 use corral_runtime::{CallError, CallTrace, EmbeddingRecord, OutboundRequest, TraceHeaders};
@@ -14,7 +15,7 @@ use http::{HeaderMap, Request, Version};
 use std::fmt;
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Most generations, embeddings and outgoing requests, each, in one trace. Further ones are counted as dropped.
 const MAX_RECORDS: usize = 128;
@@ -95,7 +96,7 @@ pub(crate) struct JobAttempt {
 /// Deployment, revision, tenant and key of the request.
 #[derive(Debug, Default)]
 pub(crate) struct TraceCaller {
-    pub(crate) deployment: Option<String>,
+    pub(crate) deployment: Option<Arc<str>>,
     pub(crate) revision: Option<u64>,
     pub(crate) tenant: Option<Arc<str>>,
     pub(crate) key: Option<Arc<str>>,
@@ -109,9 +110,9 @@ pub(super) struct FinishedTrace {
     pub(super) span: SpanBytes,
     /// The span of the call.
     pub(super) call_span: SpanBytes,
-    /// The start, on the monotonic clock and the system clock.
+    /// The start, on the monotonic clock and since 1970.
     pub(super) began: Instant,
-    pub(super) began_at: SystemTime,
+    pub(super) began_at: Duration,
     pub(super) records: Records,
 }
 
@@ -140,7 +141,7 @@ pub(crate) struct RequestTrace {
     span: SpanBytes,
     call_span: SpanBytes,
     began: Instant,
-    began_at: SystemTime,
+    began_at: Duration,
     records: Mutex<Records>,
 }
 
@@ -170,8 +171,6 @@ impl RequestTrace {
     }
 
     fn new(telemetry: &Arc<Telemetry>, context: TraceContext) -> Arc<Self> {
-        #[expect(clippy::disallowed_methods, reason = "spans have the time of day")]
-        let began_at = SystemTime::now();
         Arc::new(RequestTrace {
             telemetry: Arc::clone(telemetry),
             id: context.trace_id.to_string(),
@@ -179,7 +178,7 @@ impl RequestTrace {
             span: new_span_id(),
             call_span: new_span_id(),
             began: Instant::now(),
-            began_at,
+            began_at: now(),
             records: Mutex::default(),
         })
     }

@@ -21,7 +21,7 @@ use corral_runtime::{EmbeddingRecord, OutboundRequest};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, SpanFlags, Status};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Spans of a generation: itself, queue, prefill, decode, delivery.
 const SPANS_OF_GENERATION: usize = 5;
@@ -297,9 +297,7 @@ impl FinishedTrace {
     fn nanos(&self, time: Instant) -> u64 {
         let before = self.began.saturating_duration_since(time);
         let after = time.saturating_duration_since(self.began);
-        let began = self.began_at.duration_since(SystemTime::UNIX_EPOCH);
-        let time = (began.unwrap_or_default() + after).saturating_sub(before);
-        nanos(time)
+        nanos((self.began_at + after).saturating_sub(before))
     }
 }
 
@@ -321,10 +319,9 @@ fn generative(operation: &str, model: &str, input_tokens: u64) -> Attributes {
 
 impl TraceCaller {
     fn byte_count(&self) -> usize {
-        let deployment = self.deployment.as_ref().map_or(0, String::len);
-        let names = [&self.tenant, &self.key];
+        let names = [&self.deployment, &self.tenant, &self.key];
         let names = names.map(|name| name.as_ref().map_or(0, |name| name.len()));
-        CALLER_BYTES + deployment + names.iter().sum::<usize>()
+        CALLER_BYTES + names.iter().sum::<usize>()
     }
 
     fn attributes(&self) -> Attributes {
@@ -462,7 +459,7 @@ mod tests {
             response_bytes: 1 << 20,
             is_complete: true,
             caller: TraceCaller {
-                deployment: Some(text()),
+                deployment: Some(text().into()),
                 revision: Some(7),
                 tenant: Some(text().into()),
                 key: Some(text().into()),
@@ -478,7 +475,7 @@ mod tests {
             span: new_span_id(),
             call_span: new_span_id(),
             began: now,
-            began_at: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000),
+            began_at: Duration::from_secs(2_000_000_000),
             records: Records {
                 root: Some(Root::Http(http)),
                 client: ClientRecord {

@@ -4,7 +4,8 @@
 
 use super::job::{JobClaim, JobKey, JobRecord, JobResponse, JobState, Outcome};
 use super::queue::{ClaimedJob, JobQueue};
-use super::{Triggers, now_ms, schedule};
+use super::{Triggers, schedule};
+use crate::clock::now_ms;
 use crate::deployments::Deployments;
 use crate::problem::Problem;
 use crate::request_id::{HttpRequestId, REQUEST_ID};
@@ -128,7 +129,7 @@ impl Attempt {
                 trigger: job.trigger().name(),
                 attempt: job.attempts.into(),
                 caller: TraceCaller {
-                    deployment: Some(deployment.name.clone()),
+                    deployment: Some(Arc::clone(&deployment.name)),
                     revision: plugin.revision(),
                     tenant: holder
                         .as_ref()
@@ -171,8 +172,7 @@ impl Attempt {
             state.count_refused_request(problem.code());
             match busy {
                 true => deferred(&problem),
-                false if can_retry => failed(problem.detail().to_owned(), None),
-                false => refused(problem.detail().to_owned()),
+                false => failed(problem.detail().to_owned(), can_retry),
             }
         })
     }
@@ -186,11 +186,10 @@ async fn handle_message(
 ) -> Result<Outcome, CallError> {
     Ok(match plugin.handle_message(message, options).await? {
         Ok(()) => Outcome::Handled,
-        Err(error) => Outcome::Failed {
-            error: format!("the plugin did not handle the message: {}", error.message),
-            can_retry: error.can_retry,
-            response: None,
-        },
+        Err(error) => failed(
+            format!("the plugin did not handle the message: {}", error.message),
+            error.can_retry,
+        ),
     })
 }
 
@@ -211,7 +210,7 @@ async fn handle_request(
                 "its result is larger than {limit} bytes; raise 'jobs.result-kib' or answer less"
             )));
         }
-        Err(error) => return Ok(failed(format!("the response broke off: {error}"), None)),
+        Err(error) => return Ok(failed(format!("the response broke off: {error}"), true)),
     };
     let content_type = head.headers.get(CONTENT_TYPE);
     let content_type = content_type.and_then(|value| value.to_str().ok());
@@ -277,19 +276,16 @@ fn deferred(problem: &Problem) -> Outcome {
     }
 }
 
-fn failed(error: String, response: Option<JobResponse>) -> Outcome {
+/// A failure without a response.
+fn failed(error: String, can_retry: bool) -> Outcome {
     Outcome::Failed {
         error,
-        can_retry: true,
-        response,
+        can_retry,
+        response: None,
     }
 }
 
 /// A failure that another attempt would repeat.
 fn refused(error: String) -> Outcome {
-    Outcome::Failed {
-        error,
-        can_retry: false,
-        response: None,
-    }
+    failed(error, false)
 }

@@ -7,7 +7,8 @@
 use super::attempt::Attempt;
 use super::job::{JobClaim, JobState, millis};
 use super::queue::{CronState, JobCounts, JobQueue};
-use super::{TriggerSettings, Triggers, cron, now_ms};
+use super::{TriggerSettings, Triggers, cron};
+use crate::clock::now_ms;
 use crate::deployments::{Deployments, ServingDeployment};
 use crate::shutdown::{ListenerPhase, reached};
 use crate::state::ServerState;
@@ -75,7 +76,7 @@ struct Worker {
     passes: usize,
     expired_ms: u64,
     /// The last one of each deployment.
-    checks: BTreeMap<String, ScheduleCheck>,
+    checks: BTreeMap<Arc<str>, ScheduleCheck>,
 }
 
 /// The last check of a deployment's schedules.
@@ -159,7 +160,7 @@ impl Worker {
         let mut counts = self.triggers.queue.counts();
         let mut has_claimed = false;
         for deployment in &all {
-            if let Some(counts) = counts.get(&deployment.name) {
+            if let Some(counts) = counts.get(&*deployment.name) {
                 has_claimed |= self.claim(deployment, counts, attempts, now).await;
             }
         }
@@ -227,7 +228,7 @@ impl Worker {
     /// Makes jobs of schedules whose time has come. Returns when to check again.
     async fn fire_schedules(&mut self, deployment: &ServingDeployment, now: u64) -> Option<u64> {
         let settings = deployment.triggers()?;
-        let name = deployment.name.clone();
+        let name = Arc::clone(&deployment.name);
         let last = self.checks.get(&name);
         if let Some(last) = last.filter(|last| last.holds(&settings, now)) {
             return last.next_ms;
@@ -255,7 +256,7 @@ impl Worker {
                         tracing::warn!(
                             error,
                             schedule,
-                            deployment = deployment.name,
+                            deployment = &*deployment.name,
                             "a scheduled run could not be stored"
                         );
                     }
@@ -265,12 +266,12 @@ impl Worker {
                 (check.no_room, check.states) = (pass.no_room, pass.states);
             }
             Err(error) => {
-                tracing::warn!(%error, deployment = deployment.name, "schedules could not be checked");
+                tracing::warn!(%error, deployment = &*deployment.name, "schedules could not be checked");
                 check.next_ms = Some(again);
             }
         }
         let next_ms = check.next_ms;
-        self.checks.insert(deployment.name.clone(), check);
+        self.checks.insert(Arc::clone(&deployment.name), check);
         next_ms
     }
 
@@ -285,11 +286,11 @@ impl Worker {
         let Some(settings) = deployment.triggers().filter(|_| deployment.is_loaded()) else {
             return false;
         };
-        let name = deployment.name.clone();
+        let name = Arc::clone(&deployment.name);
         let concurrency = settings.job_settings().concurrency();
         // Of this host.
         let running = |claims: &BTreeMap<JobClaim, AbortHandle>| {
-            let own = claims.keys().filter(|claim| claim.key.deployment == name);
+            let own = claims.keys().filter(|claim| *claim.key.deployment == *name);
             own.count()
         };
         let free = concurrency.saturating_sub(running(&self.triggers.running()));
@@ -301,7 +302,7 @@ impl Worker {
             .triggers
             .operate(move |queue| queue.claim(&name, most, now));
         let claimed = claimed.await.unwrap_or_else(|error| {
-            tracing::warn!(%error, deployment = deployment.name, "jobs could not be claimed");
+            tracing::warn!(%error, deployment = &*deployment.name, "jobs could not be claimed");
             Vec::new()
         });
         let has_claimed = !claimed.is_empty();

@@ -4,6 +4,7 @@ use super::settings::JobSettings;
 use corral_runtime::{Message, Subject};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use strum::{EnumString, IntoStaticStr};
 
 /// Longest wait between two attempts.
 pub(super) const MAX_BACKOFF: Duration = Duration::from_secs(3600);
@@ -15,9 +16,12 @@ const MAX_START_DELAY: Duration = Duration::from_secs(7 * 24 * 3600);
 const MAX_ERROR_CHARS: usize = 1000;
 
 /// What made a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, IntoStaticStr,
+)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Trigger {
     /// A client, with 'POST /jobs/NAME'.
     Job,
@@ -30,18 +34,15 @@ pub(crate) enum Trigger {
 impl Trigger {
     /// Its name in metrics and headers.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Trigger::Job => "job",
-            Trigger::Cron => "cron",
-            Trigger::Message => "message",
-        }
+        self.into()
     }
 }
 
 /// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, EnumString, IntoStaticStr)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum JobState {
     /// It waits for its turn, or for its next attempt.
     Waiting,
@@ -57,25 +58,7 @@ pub(crate) enum JobState {
 
 impl JobState {
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            JobState::Waiting => "waiting",
-            JobState::Running => "running",
-            JobState::Succeeded => "succeeded",
-            JobState::Dead => "dead",
-            JobState::Canceled => "canceled",
-        }
-    }
-
-    pub(crate) fn of_name(name: &str) -> Option<Self> {
-        [
-            JobState::Waiting,
-            JobState::Running,
-            JobState::Succeeded,
-            JobState::Dead,
-            JobState::Canceled,
-        ]
-        .into_iter()
-        .find(|state| state.name() == name)
+        self.into()
     }
 
     /// Whether no attempt follows, unless an operator retries it.

@@ -10,10 +10,11 @@ use super::queue::NewJob;
 use super::queue_error::QueueError;
 use super::settings::JobSettings;
 use super::status::JobStatus;
-use super::{JobKey, JobState, Triggers, new_id, now_ms};
+use super::{JobKey, JobState, Triggers, new_id};
 use crate::api_keys::KeyHolder;
+use crate::clock::now_ms;
 use crate::deployments::{Deployments, ServingDeployment};
-use crate::json_response::json_response;
+use crate::json_response::json;
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
 use crate::request_log::RequestDetails;
@@ -27,7 +28,6 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ impl Jobs<'_> {
     }
 
     async fn submit(&self, headers: &HeaderMap, body: Bytes, memory: BodyPermit) -> Answer {
-        let deployment = self.deployment.name.clone();
+        let deployment = self.deployment.name.to_string();
         let path = path(self.deployment, self.settings.path.as_ref());
         let content_type = text(headers, &CONTENT_TYPE, MAX_CONTENT_TYPE)?;
         let idempotency_key = text(headers, &IDEMPOTENCY_KEY, MAX_KEY)?;
@@ -185,7 +185,7 @@ impl Jobs<'_> {
 
     async fn job(&self, id: &str) -> Result<JobRecord, Problem> {
         let key = JobKey {
-            deployment: self.deployment.name.clone(),
+            deployment: self.deployment.name.to_string(),
             id: id.to_owned(),
         };
         let mut job = self.triggers.queue.job(&key);
@@ -199,7 +199,7 @@ impl Jobs<'_> {
 
     async fn list(&self, head: &Parts) -> Answer {
         let (state, most) = list_query(head.uri.query())?;
-        let name = self.deployment.name.clone();
+        let name = self.deployment.name.to_string();
         let list = self.triggers.list(name, Some(self.owner()), state, most);
         Ok(json(StatusCode::OK, &list.await?))
     }
@@ -260,7 +260,7 @@ pub(crate) fn list_query(query: Option<&str>) -> Result<(Option<JobState>, usize
         match name {
             "state" => {
                 let expected = "waiting, running, succeeded, dead or canceled".to_owned();
-                state = Some(JobState::of_name(value).ok_or_else(|| bad(expected))?);
+                state = Some(value.parse::<JobState>().map_err(|_| bad(expected))?);
             }
             "limit" => {
                 let number = value.parse().ok().filter(|n| (1..=MAX_LISTED).contains(n));
@@ -331,13 +331,6 @@ pub(super) async fn collect(
         (BodyState::Stalled, _) | (_, Err(_)) => Err(Problem::body_stalled(idle)),
         (_, Ok(_)) => Err(Problem::body_incomplete()),
     }
-}
-
-/// A JSON answer that is not to be cached.
-pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    // These types have text keys only, so this does not fail.
-    let text = serde_json::to_string(value).unwrap_or_default();
-    json_response(status, text)
 }
 
 impl From<QueueError> for Problem {

@@ -8,14 +8,16 @@
 use super::body_memory::{BodyPermit, BodySender};
 use super::job::{BodyDigest, JobKey, JobMessage, JobOwner, JobRecord, JobSender};
 use super::job_routes::{
-    Answer, IDEMPOTENCY_KEY, MAX_CONTENT_TYPE, MAX_KEY, collect, json, max_body_bytes, path, text,
+    Answer, IDEMPOTENCY_KEY, MAX_CONTENT_TYPE, MAX_KEY, collect, max_body_bytes, path, text,
 };
 use super::queue::NewJob;
 use super::queue_error::QueueError;
 use super::settings::JobSettings;
-use super::{TriggerSettings, Triggers, new_id, now_ms};
+use super::{TriggerSettings, Triggers, new_id};
 use crate::api_keys::KeyHolder;
+use crate::clock::now_ms;
 use crate::deployments::{Deployments, ServingDeployment};
+use crate::json_response::json;
 use crate::problem::Problem;
 use crate::request_body::{BodyStatus, RequestBody};
 use crate::request_log::RequestDetails;
@@ -289,7 +291,7 @@ impl NewMessage {
             messages.and_then(|messages| messages.path.as_ref()),
         );
         let key = JobKey {
-            deployment: deployment.name.clone(),
+            deployment: deployment.name.to_string(),
             id: new_id(now_ms),
         };
         let content_type = self.content_type.clone();

@@ -3,7 +3,7 @@
 use super::job::MAX_BACKOFF;
 use super::schedule::Schedule;
 use crate::deployments::{BoundedInteger, BoundedSeconds, ManifestError};
-use crate::routes::Route;
+use crate::routes::{Route, is_below};
 use corral_runtime::{Subject, SubjectPattern};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -220,11 +220,8 @@ pub(crate) fn check(
     cron: &[CronEntry],
 ) -> Result<(), ManifestError> {
     for (reserved, what) in [("/jobs", "jobs"), ("/messages", "messages")] {
-        let is_below = |route: &&Route| {
-            let below = route.as_str().strip_prefix(reserved);
-            below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        if let Some(route) = routes.iter().find(is_below) {
+        let is_reserved = |route: &&Route| is_below(route.as_str(), reserved);
+        if let Some(route) = routes.iter().find(is_reserved) {
             let problem = format!("names '{route}', which is reserved for {what}; choose another");
             return Err(ManifestError::field("routes", problem));
         }
@@ -236,13 +233,7 @@ pub(crate) fn check(
     if let Some(path) = jobs.and_then(|jobs| jobs.path.as_deref()) {
         check_path(routes, path).map_err(|error| ManifestError::field("jobs.path", error))?;
     }
-    if cron.len() > MAX_SCHEDULES {
-        let problem = format!(
-            "has {} entries; at most {MAX_SCHEDULES} are allowed",
-            cron.len()
-        );
-        return Err(ManifestError::field("cron", problem));
-    }
+    ManifestError::check_count("cron", cron.len(), MAX_SCHEDULES)?;
     let mut seen = BTreeSet::new();
     for (number, entry) in cron.iter().enumerate() {
         let refuse = |field: &str, problem: String| {
@@ -277,13 +268,7 @@ pub(crate) fn check_subjects(
     field: &str,
     subjects: &[SubjectPattern],
 ) -> Result<(), ManifestError> {
-    if subjects.len() > MAX_SUBJECTS {
-        let problem = format!(
-            "has {} entries; at most {MAX_SUBJECTS} are allowed",
-            subjects.len()
-        );
-        return Err(ManifestError::field(field, problem));
-    }
+    ManifestError::check_count(field, subjects.len(), MAX_SUBJECTS)?;
     let mut seen = BTreeSet::new();
     match subjects.iter().find(|one| !seen.insert(*one)) {
         Some(twice) => {
@@ -304,11 +289,7 @@ fn check_path(routes: &[Route], path: &str) -> Result<(), String> {
         ));
     }
     let bare = path.split('?').next().unwrap_or(path);
-    let is_below = |route: &Route| {
-        let rest = bare.strip_prefix(route.as_str().trim_end_matches('/'));
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    match routes.iter().any(is_below) {
+    match routes.iter().any(|route| route.matches(bare)) {
         true => Ok(()),
         false => Err("is not at or below a route of the deployment".to_owned()),
     }

@@ -6,6 +6,7 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use std::fmt;
 use std::time::Instant;
+use strum::IntoStaticStr;
 
 /// Most bytes of a response that is not streamed.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -43,7 +44,8 @@ pub(super) struct Failure {
     pub(super) message: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum FailureKind {
     /// Nothing accepted the connection.
     Connect,
@@ -67,14 +69,8 @@ impl FailureKind {
     /// The key in JSON.
     pub(super) fn key(self) -> String {
         match self {
-            FailureKind::Connect => "connect".to_owned(),
-            FailureKind::Lost => "lost".to_owned(),
             FailureKind::Status(status) => format!("status_{status}"),
-            FailureKind::Timeout => "timeout".to_owned(),
-            FailureKind::Cut => "cut".to_owned(),
-            FailureKind::Error => "error".to_owned(),
-            FailureKind::Invalid => "invalid".to_owned(),
-            FailureKind::Endless => "endless".to_owned(),
+            kind => <&str>::from(kind).to_owned(),
         }
     }
 }

@@ -169,7 +169,7 @@ impl Inner {
         }
         let revisions = self.serving_revisions(&context, wanted, plugins);
         self.activate(ServingDeployment::new(
-            name.to_string(),
+            name.as_str().into(),
             context,
             routes,
             wanted.record.paused,

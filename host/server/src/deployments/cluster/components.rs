@@ -4,9 +4,9 @@
 
 use super::cleanup::MIN_AGE;
 use super::jetstream::{COMPONENTS, JetStreamStore, LIST_TIME};
+use crate::clock::now;
 use crate::deployments::digest::Digest;
 use crate::deployments::store::StoreError;
-use crate::deployments::stored_deployment::now_ms;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::{GetErrorKind, ObjectInfo, ObjectOptions};
 use async_nats::{HeaderMap, datetime};
@@ -236,7 +236,7 @@ async fn digest_of(bytes: Bytes) -> Result<Digest, StoreError> {
 fn age(info: &ObjectInfo) -> Duration {
     let uploaded = info.modified.map_or(0, |time| time.unix_timestamp());
     let uploaded = u64::try_from(uploaded).unwrap_or(0);
-    Duration::from_secs((now_ms() / 1000).saturating_sub(uploaded))
+    Duration::from_secs(now().as_secs().saturating_sub(uploaded))
 }
 
 fn parts_subject(id: &str) -> String {
