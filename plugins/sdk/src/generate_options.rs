@@ -31,21 +31,6 @@ pub struct GenerateOptions {
     error: Option<Error>,
 }
 
-/// Setters that pass their arguments on to the host, and keep its first error.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $function:ident($($argument:ident: $type:ty),*);)*) => {
-        $(
-            $(#[$doc])*
-            pub fn $function(mut self, $($argument: $type),*) -> Self {
-                if let (Err(error), None) = (self.options.$function($($argument),*), &self.error) {
-                    self.error = Some(error.into());
-                }
-                self
-            }
-        )*
-    };
-}
-
 impl GenerateOptions {
     /// Generates at most `max_tokens` tokens, 1 or more.
     pub fn new(max_tokens: u32) -> Self {
@@ -55,16 +40,24 @@ impl GenerateOptions {
         }
     }
 
+    fn checked(mut self, result: Result<(), crate::bindings::types::Error>) -> Self {
+        if let (Err(error), None) = (result, &self.error) {
+            self.error = Some(error.into());
+        }
+        self
+    }
+
     /// Sets the random seed. The same sequence, settings and seed draw the same tokens.
     pub fn seed(self, seed: u64) -> Self {
         self.options.seed(seed);
         self
     }
 
-    setters! {
-        /// Adds a stop string: the generation ends when it appears. 1 to 256 bytes; at most 16 stop
-        /// strings.
-        stop(text: &str);
+    /// Adds a stop string: the generation ends when it appears. 1 to 256 bytes; at most 16 stop
+    /// strings.
+    pub fn stop(self, text: &str) -> Self {
+        let result = self.options.stop(text);
+        self.checked(result)
     }
 
     /// Calls [`stop`](GenerateOptions::stop) for each text.
@@ -82,49 +75,88 @@ impl GenerateOptions {
         self
     }
 
-    setters! {
-        /// Sampler: divides the logits by `value`; with 0 only the most likely token remains.
-        temperature(value: f32);
+    /// Sampler: divides the logits by `value`; with 0 only the most likely token remains.
+    pub fn temperature(self, value: f32) -> Self {
+        let result = self.options.temperature(value);
+        self.checked(result)
+    }
 
-        /// Sampler: keeps the `count` most likely tokens; 0 keeps all.
-        top_k(count: u32);
+    /// Sampler: keeps the `count` most likely tokens; 0 keeps all.
+    pub fn top_k(self, count: u32) -> Self {
+        let result = self.options.top_k(count);
+        self.checked(result)
+    }
 
-        /// Sampler: keeps the smallest set of most likely tokens whose probabilities sum to at least
-        /// `mass`, from 0 to 1.
-        top_p(mass: f32);
+    /// Sampler: keeps the smallest set of most likely tokens whose probabilities sum to at least
+    /// `mass`, from 0 to 1.
+    pub fn top_p(self, mass: f32) -> Self {
+        let result = self.options.top_p(mass);
+        self.checked(result)
+    }
 
-        /// Sampler: keeps tokens at least `ratio` times as likely as the most likely one, from 0 to 1.
-        min_p(ratio: f32);
+    /// Sampler: keeps tokens at least `ratio` times as likely as the most likely one, from 0 to 1.
+    pub fn min_p(self, ratio: f32) -> Self {
+        let result = self.options.min_p(ratio);
+        self.checked(result)
+    }
 
-        /// Sampler: divides the logits by a temperature that rises with the distribution's entropy.
-        dynamic_temperature(temperature: f32, delta: f32, exponent: f32);
+    /// Sampler: divides the logits by a temperature that rises with the distribution's entropy.
+    pub fn dynamic_temperature(self, temperature: f32, delta: f32, exponent: f32) -> Self {
+        let result = self
+            .options
+            .dynamic_temperature(temperature, delta, exponent);
+        self.checked(result)
+    }
 
-        /// Sampler: locally typical sampling up to the probability `mass`.
-        typical_p(mass: f32);
+    /// Sampler: locally typical sampling up to the probability `mass`.
+    pub fn typical_p(self, mass: f32) -> Self {
+        let result = self.options.typical_p(mass);
+        self.checked(result)
+    }
 
-        /// Sampler: keeps tokens whose logit is at most `count` standard deviations below the highest.
-        top_n_sigma(count: f32);
+    /// Sampler: keeps tokens whose logit is at most `count` standard deviations below the highest.
+    pub fn top_n_sigma(self, count: f32) -> Self {
+        let result = self.options.top_n_sigma(count);
+        self.checked(result)
+    }
 
-        /// Sampler: exclude top choices. With the given probability, removes every token at least as
-        /// likely as `threshold` except the least likely of them.
-        xtc(probability: f32, threshold: f32);
+    /// Sampler: exclude top choices. With the given probability, removes every token at least as
+    /// likely as `threshold` except the least likely of them.
+    pub fn xtc(self, probability: f32, threshold: f32) -> Self {
+        let result = self.options.xtc(probability, threshold);
+        self.checked(result)
+    }
 
-        /// Sampler: DRY. Penalizes tokens that would extend a repetition.
-        dry(settings: &Dry);
+    /// Sampler: DRY. Penalizes tokens that would extend a repetition.
+    pub fn dry(self, settings: &Dry) -> Self {
+        let result = self.options.dry(settings);
+        self.checked(result)
+    }
 
-        /// Sampler: penalizes tokens that occur among the last tokens of the sequence.
-        penalties(settings: Penalties);
+    /// Sampler: penalizes tokens that occur among the last tokens of the sequence.
+    pub fn penalties(self, settings: Penalties) -> Self {
+        let result = self.options.penalties(settings);
+        self.checked(result)
+    }
 
-        /// Sampler: like [`penalties`](GenerateOptions::penalties), but counts generated tokens only,
-        /// not the prompt.
-        output_penalties(settings: Penalties);
+    /// Sampler: like [`penalties`](GenerateOptions::penalties), but counts generated tokens only,
+    /// not the prompt.
+    pub fn output_penalties(self, settings: Penalties) -> Self {
+        let result = self.options.output_penalties(settings);
+        self.checked(result)
+    }
 
-        /// Sampler: adds a bias to the logits of tokens; minus infinity bans a token.
-        logit_bias(biases: &[(Token, f32)]);
+    /// Sampler: adds a bias to the logits of tokens; minus infinity bans a token.
+    pub fn logit_bias(self, biases: &[(Token, f32)]) -> Self {
+        let result = self.options.logit_bias(biases);
+        self.checked(result)
+    }
 
-        /// Sampler: Mirostat 2, which must be the last. Keeps the text's surprise near `tau` bits with
-        /// the learning rate `eta`.
-        mirostat(tau: f32, eta: f32);
+    /// Sampler: Mirostat 2, which must be the last. Keeps the text's surprise near `tau` bits with
+    /// the learning rate `eta`.
+    pub fn mirostat(self, tau: f32, eta: f32) -> Self {
+        let result = self.options.mirostat(tau, eta);
+        self.checked(result)
     }
 
     /// Constrains the generated text.
@@ -133,14 +165,18 @@ impl GenerateOptions {
         self
     }
 
-    setters! {
-        /// Returns the log probability of each generated token and of the `top` most likely ones, at
-        /// most 20.
-        logprobs(top: u8);
+    /// Returns the log probability of each generated token and of the `top` most likely ones, at
+    /// most 20.
+    pub fn logprobs(self, top: u8) -> Self {
+        let result = self.options.logprobs(top);
+        self.checked(result)
+    }
 
-        /// Allows speculative decoding with up to `max_tokens` drafted tokens, at most 16. The text stays the
-        /// same.
-        speculate(max_tokens: u8);
+    /// Allows speculative decoding with up to `max_tokens` drafted tokens, at most 16. The text stays the
+    /// same.
+    pub fn speculate(self, max_tokens: u8) -> Self {
+        let result = self.options.speculate(max_tokens);
+        self.checked(result)
     }
 
     /// Generates with this LoRA adapter, one of `info().adapters`.
