@@ -6,8 +6,8 @@ use rustix::process::{getpriority_process, setpriority_process};
 /// session or a control group.
 const NICENESS: i32 = -5;
 
-/// Raises the priority of this thread and of those that it starts, if the process has the right to. Whoever started it with
-/// another niceness than 0 keeps that.
+/// Raises the priority of this thread and of those that it starts, if the process has the right to. A process that was started
+/// with another niceness than 0 keeps that.
 pub fn raise() {
     if !matches!(getpriority_process(None), Ok(0)) {
         return;

@@ -41,40 +41,27 @@ pub trait Backend {
     fn wait(&mut self) {}
 
     /// Compute threads on the CPU.
-    fn threads(&self) -> u32 {
-        1
-    }
+    fn threads(&self) -> u32;
 
     /// Prepares [`Backend::use_threads`] for half of the threads, a quarter, and so on to one. Returns false if it cannot
     /// compute with fewer threads and the same results.
-    fn prepare_fewer_threads(&mut self) -> bool {
-        false
-    }
+    fn prepare_fewer_threads(&mut self) -> bool;
 
     /// Computes the following steps with this many of the threads, with the same results.
-    fn use_threads(&mut self, threads: u32) {
-        let _ = threads;
-    }
+    fn use_threads(&mut self, threads: u32);
 
     /// How long each thread in use has waited for a core so far. `None` if that is unknown.
-    fn queue_delays(&self) -> Option<Vec<Duration>> {
-        None
-    }
+    fn queue_delays(&self) -> Option<Vec<Duration>>;
 
     /// Whether [`Backend::decode_overlapped`] may follow the last step.
-    fn can_overlap(&self) -> bool {
-        false
-    }
+    fn can_overlap(&self) -> bool;
 
     /// Computes a step without outputs, or starts it without waiting; the next call waits. Until then
     /// [`Backend::output`] still returns the previous step's logits. Requires [`Backend::can_overlap`], after
     /// [`Backend::wait`].
     ///
     /// Fails as [`Backend::decode`] does, and immediately: a step that started always completes.
-    fn decode_overlapped(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
-        let _ = step;
-        Err(DecodeError::Failed(-1))
-    }
+    fn decode_overlapped(&mut self, step: &[TokenInput]) -> Result<(), DecodeError>;
 
     /// The logits after input `index` of the last step, one per token of the vocabulary. `None` if that input was
     /// no output, or if only its top-k logits were copied.
@@ -83,9 +70,7 @@ pub trait Backend {
     /// The logits after input `index` of the last step: the top k for the first
     /// [`SchedulerConfig::top_k_seq_ids`](corral_scheduler::SchedulerConfig::top_k_seq_ids) ids, the whole row for the others. `None` if that
     /// input was no output.
-    fn output(&self, index: usize) -> Option<Logits<'_>> {
-        self.logits(index).map(Logits::Full)
-    }
+    fn output(&self, index: usize) -> Option<Logits<'_>>;
 
     /// The k of device top-k, if some ids use it.
     fn top_k(&self) -> Option<u32> {

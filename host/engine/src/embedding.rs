@@ -67,7 +67,8 @@ const QUEUE: usize = 1024;
 /// Default time without requests after which the context is freed.
 const IDLE: Duration = Duration::from_secs(60);
 /// Niceness of the thread and its compute threads: beside a thread of niceness 0 on the same core they
-/// get a quarter of the time. Only on Linux; elsewhere niceness belongs to the process.
+/// get a quarter of the time, beside one of a server that raised its priority to -5 a tenth. Only on Linux;
+/// elsewhere niceness belongs to the process.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 5;
 

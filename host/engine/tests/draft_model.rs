@@ -2,8 +2,8 @@
 //! loads that fail. `sequences.rs` has one among forks, swaps and cancellations.
 
 use corral_engine::{
-    Caller, Engine, Error, GenerateOptions, Grammar, LoadError, ModelConfig, Priority, Sampler,
-    Tenant,
+    Caller, Engine, Error, GenerateOptions, Grammar, LoadError, MAX_DRAFTS, ModelConfig, Priority,
+    Sampler, Tenant,
 };
 use corral_random_model::{Architecture, PaddedModel, Quant, Qwen3, RandomModel, write_model};
 use std::path::{Path, PathBuf};
@@ -244,7 +244,7 @@ fn wrong_draft_model_costs_no_answer() {
         let expected = answer(&plain, question, options(None)).0.text;
         assert_eq!(answer(&engine, question, options(None)).0.text, expected);
     }
-    let invalid = engine.generate(vec![5], options(Some(17)), Caller::default());
+    let invalid = engine.generate(vec![5], options(Some(MAX_DRAFTS + 1)), Caller::default());
     assert!(matches!(invalid, Err(Error::Invalid(_))));
     check_empty(&engine);
 }

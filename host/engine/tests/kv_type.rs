@@ -44,15 +44,12 @@ fn snapshots_need_cells_of_their_type() {
     first.shutdown();
     drop((sequence, first));
 
+    let restore = |engine: &Engine| {
+        let (engine, caller) = (engine.clone(), Caller::default());
+        Sequence::restore(engine, caller, "someone", "cat", usize::MAX)
+    };
     let other = engine(KvType::F16);
-    let restored = Sequence::restore(
-        other.clone(),
-        Caller::default(),
-        "someone",
-        "cat",
-        usize::MAX,
-    );
-    match restored {
+    match restore(&other) {
         Err(Error::Snapshot(text)) => assert!(text.contains("other cache settings"), "{text}"),
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("f16 cells loaded a q8_0 state"),
@@ -61,14 +58,7 @@ fn snapshots_need_cells_of_their_type() {
     drop(other);
 
     let same = engine(KvType::Q8_0);
-    let restored = Sequence::restore(
-        same.clone(),
-        Caller::default(),
-        "someone",
-        "cat",
-        usize::MAX,
-    );
-    let mut sequence = restored.unwrap();
+    let mut sequence = restore(&same).unwrap();
     let outcome = answer_sum(&mut sequence, 19);
     assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
     drop(sequence);

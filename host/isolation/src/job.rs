@@ -21,7 +21,7 @@ pub struct JobLimits {
     pub file_size: u64,
     /// Bytes of the handler's output.
     pub output: usize,
-    /// Niceness of the child: 0 competes with serving, 19 uses only CPU time that nothing else needs.
+    /// Niceness of the child: 0 is normal priority, 19 uses only CPU time that nothing else needs.
     pub niceness: u8,
 }
 

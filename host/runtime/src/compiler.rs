@@ -20,7 +20,7 @@ use std::io;
 use wasmtime::Engine;
 use wasmtime::component::{Component, Linker};
 
-/// Niceness of the threads: about a tenth of the weight of serving threads.
+/// Niceness of the threads: about a tenth of the weight of serving threads, or a 28th if the server raised its priority.
 const NICENESS: i32 = 10;
 
 /// The compiler of the process.

@@ -163,30 +163,17 @@ pub(crate) mod tests {
         component(&[vec![section(4, &component(&half))], other].concat())
     }
 
-    /// A component with this many imports.
-    fn many_imports(imports: usize) -> Vec<u8> {
+    /// A component with this many imports or exports: a section of this id with names, `item` after each.
+    fn many_names(id: u8, item: &[u8], names: usize) -> Vec<u8> {
         let ty = section(7, &[1, 0x40, 0, 1, 0]);
-        let mut bytes = number(imports);
-        for import in 0..imports {
-            let name = format!("f{import}");
+        let mut bytes = number(names);
+        for name in 0..names {
+            let name = format!("f{name}");
             bytes.extend([0, name.len() as u8]);
             bytes.extend(name.as_bytes());
-            bytes.extend([1, 0]);
+            bytes.extend(item);
         }
-        component(&[ty, section(10, &bytes)])
-    }
-
-    /// A component with this many exports.
-    fn many_exports(exports: usize) -> Vec<u8> {
-        let ty = section(7, &[1, 0x40, 0, 1, 0]);
-        let mut bytes = number(exports);
-        for export in 0..exports {
-            let name = format!("f{export}");
-            bytes.extend([0, name.len() as u8]);
-            bytes.extend(name.as_bytes());
-            bytes.extend([3, 0, 0]);
-        }
-        component(&[ty, section(11, &bytes)])
+        component(&[ty, section(id, &bytes)])
     }
 
     #[test]
@@ -207,8 +194,16 @@ pub(crate) mod tests {
                 MAX_PARTS,
                 "consists of more than 1000 components and modules",
             ),
-            (many_imports, MAX_NAMES, "has more than 1000 imports"),
-            (many_exports, MAX_NAMES, "has more than 1000 exports"),
+            (
+                |imports| many_names(10, &[1, 0], imports),
+                MAX_NAMES,
+                "has more than 1000 imports",
+            ),
+            (
+                |exports| many_names(11, &[3, 0, 0], exports),
+                MAX_NAMES,
+                "has more than 1000 exports",
+            ),
         ] {
             assert_eq!(refused(&make(max)), "", "{expected}");
             for more in [max + 1, 10 * max] {

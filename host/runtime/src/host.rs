@@ -2,15 +2,15 @@
 //! `wasmcloud:messaging`, and those functions of other interfaces that replace wasmtime's.
 
 mod budget;
-pub(crate) mod clocks;
+mod clocks;
 mod config;
 mod constraints;
 mod counted_sequence;
-pub(crate) mod folders;
+mod folders;
 mod framed_body;
 mod generation;
 mod guest_sequence;
-pub(crate) mod http_bytes;
+mod http_bytes;
 mod images;
 mod inference_async;
 mod inference_sync;
@@ -20,7 +20,7 @@ mod messages;
 mod models;
 mod next_token;
 mod options;
-pub(crate) mod random;
+mod random;
 mod sampling;
 mod sequence;
 mod snapshots;
@@ -102,12 +102,24 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
 }
 
 /// Links functions of the host.
-pub(crate) type Link = fn(&mut Linker<State>) -> wasmtime::Result<()>;
+type Link = fn(&mut Linker<State>) -> wasmtime::Result<()>;
 
-/// Links functions in place of others of the same names.
-fn replace(linker: &mut Linker<State>, links: &[Link]) -> wasmtime::Result<()> {
+/// Link functions in place of those of `wasmtime-wasi` and `wasmtime-wasi-http` with the same names.
+pub(crate) const REPLACEMENTS: [Link; 8] = [
+    clocks::link_p2,
+    clocks::link_p3,
+    random::link_p2,
+    random::link_p3,
+    folders::link_p2,
+    folders::link_p3,
+    http_bytes::link_p2,
+    http_bytes::link_p3,
+];
+
+/// Links all [`REPLACEMENTS`].
+pub(crate) fn replace_functions(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     linker.allow_shadowing(true);
-    let linked = links.iter().try_for_each(|link| link(linker));
+    let linked = REPLACEMENTS.iter().try_for_each(|link| link(linker));
     linker.allow_shadowing(false);
     linked
 }

@@ -72,7 +72,7 @@ impl LogLine {
 }
 
 /// Recent log lines of a deployment.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Logs {
     ring: Mutex<Ring>,
     /// Number of the latest line.
@@ -84,15 +84,6 @@ struct Ring {
     lines: VecDeque<LogLine>,
     bytes: usize,
     latest: u64,
-}
-
-impl Default for Logs {
-    fn default() -> Self {
-        Self {
-            ring: Mutex::default(),
-            latest: watch::Sender::new(0),
-        }
-    }
 }
 
 impl Logs {

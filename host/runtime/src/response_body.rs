@@ -93,31 +93,14 @@ impl Body {
     }
 }
 
-impl From<Bytes> for Body {
-    fn from(bytes: Bytes) -> Self {
+impl<B: Into<Bytes>> From<B> for Body {
+    fn from(bytes: B) -> Self {
+        let bytes = bytes.into();
         if bytes.is_empty() {
             Self(Kind::Empty)
         } else {
             Self(Kind::Full(bytes))
         }
-    }
-}
-
-impl From<Vec<u8>> for Body {
-    fn from(bytes: Vec<u8>) -> Self {
-        Bytes::from(bytes).into()
-    }
-}
-
-impl From<String> for Body {
-    fn from(text: String) -> Self {
-        Bytes::from(text).into()
-    }
-}
-
-impl From<&'static str> for Body {
-    fn from(text: &'static str) -> Self {
-        Bytes::from_static(text.as_bytes()).into()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::compiler::Compiler;
 use crate::deployment_snapshots::{DeploymentSnapshots, snapshot_permits};
-use crate::host::Link;
 use crate::linker::linker;
 use crate::models::VisibleModels;
 use crate::runtime_config::{RuntimeConfig, SystemGrants};
@@ -27,18 +26,6 @@ pub(crate) fn engine_and_linker() -> (Engine, Linker<State>) {
     let engine = wasm_engine(&config(1), CodeGenerator::Optimizing).unwrap();
     let linker = linker(&engine).unwrap();
     (engine, linker)
-}
-
-/// Checks that wasmtime links functions of the same names in the same interfaces, which these then replace.
-pub(crate) fn check_wasmtime_links_too(links: &[Link]) {
-    let (engine, _) = engine_and_linker();
-    let mut linker = Linker::new(&engine);
-    wasmtime_wasi::p2::add_to_linker_async(&mut linker).unwrap();
-    wasmtime_wasi::p3::add_to_linker(&mut linker).unwrap();
-    for link in links {
-        let error = link(&mut linker).unwrap_err().to_string();
-        assert!(error.contains("defined twice"), "{error}");
-    }
 }
 
 /// A compiler without child processes.

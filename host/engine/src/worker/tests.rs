@@ -149,29 +149,20 @@ fn metrics_count_first_tokens_and_cell_usage() {
 }
 
 #[test]
-fn threads_that_wait_for_cores_become_fewer() {
-    let config = TestConfig {
-        step_time: Duration::from_millis(10),
-        threads: 4,
-        ..TestConfig::default()
-    };
-    let engine = config.start();
-    assert_eq!(get(&engine.metrics.compute_threads), 4);
-    read_tokens(engine.generate(vec![1], limit(15)), 2..17);
-    assert!(get(&engine.end().compute_threads_lowered) > 0);
-}
-
-#[test]
-fn threads_stay_where_results_would_change() {
-    let config = TestConfig {
-        step_time: Duration::from_millis(10),
-        threads: 4,
-        has_fixed_threads: true,
-        ..TestConfig::default()
-    };
-    let engine = config.start();
-    read_tokens(engine.generate(vec![1], limit(15)), 2..17);
-    let metrics = engine.end();
-    assert_eq!(get(&metrics.compute_threads), 4);
-    assert_eq!(get(&metrics.compute_threads_lowered), 0);
+fn waiting_threads_become_fewer_unless_results_would_change() {
+    for has_fixed_threads in [false, true] {
+        let config = TestConfig {
+            step_time: Duration::from_millis(10),
+            threads: 4,
+            has_fixed_threads,
+            ..TestConfig::default()
+        };
+        let engine = config.start();
+        assert_eq!(get(&engine.metrics.compute_threads), 4);
+        read_tokens(engine.generate(vec![1], limit(15)), 2..17);
+        let metrics = engine.end();
+        let is_lowered = get(&metrics.compute_threads_lowered) > 0;
+        assert_eq!(is_lowered, !has_fixed_threads);
+        assert!(is_lowered || get(&metrics.compute_threads) == 4);
+    }
 }

@@ -1,7 +1,6 @@
 //! The functions of `wasi:clocks` that make timers, linked in place of those of `wasmtime-wasi`, which they call where clocks are
 //! granted. Elsewhere the timers move the instance's [`StoppedClocks`](crate::clocks::StoppedClocks).
 
-use super::replace;
 use crate::clocks::Timer;
 use crate::state::State;
 use wasmtime::StoreContextMut;
@@ -12,12 +11,7 @@ use wasmtime_wasi::p2::bindings::clocks::monotonic_clock::Host;
 use wasmtime_wasi::p2::{DynPollable, subscribe};
 use wasmtime_wasi::p3::bindings::clocks::monotonic_clock::HostWithStore;
 
-/// Links the functions that make timers.
-pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    replace(linker, &[link_p2, link_p3])
-}
-
-fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut clock = linker.instance("wasi:clocks/monotonic-clock@0.2.12")?;
     clock.func_wrap(
         "subscribe-instant",
@@ -51,7 +45,7 @@ fn start(state: &mut State, timer: Timer) -> wasmtime::Result<Resource<DynPollab
     subscribe(&mut state.table, timer)
 }
 
-fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut clock = linker.instance("wasi:clocks/monotonic-clock@0.3.0")?;
     clock.func_wrap_concurrent("wait-until", |store: &Accessor<State>, (time,): (u64,)| {
         Box::pin(async move {
@@ -83,15 +77,4 @@ fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
             Ok(())
         })
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_support::check_wasmtime_links_too;
-
-    #[test]
-    fn wasmtime_links_the_same_functions() {
-        check_wasmtime_links_too(&[link_p2, link_p3]);
-    }
 }

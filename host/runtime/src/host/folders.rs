@@ -11,7 +11,6 @@
 
 mod listing;
 
-use super::replace;
 use crate::folders::{FilePermit, MAX_LISTINGS};
 use crate::state::State;
 use listing::{Listing, check_length};
@@ -29,11 +28,6 @@ use wasmtime_wasi::p3::filesystem::FilesystemError;
 const MAX_STREAMS: usize = 128;
 
 type Store<'a> = StoreContextMut<'a, State>;
-
-/// Links the bounded functions.
-pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    replace(linker, &[link_p2, link_p3])
-}
 
 impl State {
     /// Handles of the granted folders with their paths, for `get-directories`.
@@ -65,7 +59,7 @@ impl State {
     }
 }
 
-fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut preopens = linker.instance("wasi:filesystem/preopens@0.2.12")?;
     preopens.func_wrap("get-directories", |mut store: Store<'_>, (): ()| {
         Ok((store.data_mut().preopened_folders()?,))
@@ -159,7 +153,7 @@ async fn list_p2(
     p2::HostDescriptor::read_directory(&mut state.filesystem(), dir).await
 }
 
-fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut preopens = linker.instance("wasi:filesystem/preopens@0.3.0")?;
     preopens.func_wrap("get-directories", |mut store: Store<'_>, (): ()| {
         Ok((store.data_mut().preopened_folders()?,))
@@ -238,15 +232,4 @@ async fn open_p3(
         .with(|mut access| access.data_mut().file_opened(&opened, permit))
         .map_err(FilesystemError::trap)?;
     Ok(opened)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_support::check_wasmtime_links_too;
-
-    #[test]
-    fn wasmtime_links_the_same_functions() {
-        check_wasmtime_links_too(&[link_p2, link_p3]);
-    }
 }

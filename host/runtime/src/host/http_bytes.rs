@@ -6,7 +6,6 @@
 //! bytes stay with the guest. The count falls only when a call ends without any of them, since resources pass their bytes on to
 //! others.
 
-use super::replace;
 use crate::http_bytes::header_bytes;
 use crate::outbound::P2_BODY_BYTES;
 use crate::state::State;
@@ -15,11 +14,6 @@ use wasmtime::component::{Linker, Resource};
 use wasmtime_wasi_http::{FieldMap, WasiHttpView};
 
 type Access<'a> = StoreContextMut<'a, State>;
-
-/// Links the counting functions in place of those of `wasmtime-wasi-http`.
-pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    replace(linker, &[p2, p3])
-}
 
 /// Links functions of `fields` and of the request resource `$request` of one version of WASI.
 macro_rules! link {
@@ -101,7 +95,7 @@ macro_rules! link {
     }};
 }
 
-fn p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     use wasmtime_wasi_http::p2::bindings::http::types::{
         HostOutgoingRequest, HostOutgoingResponse, OutgoingRequest, OutgoingResponse,
     };
@@ -136,7 +130,7 @@ fn p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     )
 }
 
-fn p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     link!(
         linker,
         "wasi:http/types@0.3.0",
@@ -149,23 +143,4 @@ fn p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
 
 fn count(store: &mut Access<'_>, bytes: usize) -> wasmtime::Result<()> {
     store.data_mut().limiter.count_host_bytes(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_support::engine_and_linker;
-
-    #[test]
-    fn wasmtime_links_the_same_interfaces() {
-        let (engine, _) = engine_and_linker();
-        let mut linker = Linker::new(&engine);
-        wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker).unwrap();
-        wasmtime_wasi_http::p3::add_to_linker(&mut linker).unwrap();
-        // Without shadowing, a function of the same name in the same interface is an error.
-        for linked in [p2(&mut linker), p3(&mut linker)] {
-            let error = linked.unwrap_err().to_string();
-            assert!(error.contains("defined twice"), "{error}");
-        }
-    }
 }

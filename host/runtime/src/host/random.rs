@@ -1,6 +1,6 @@
-//! `wasi:random/random`, which ends the call of a plugin that is not granted it.
+//! The functions of `wasi:random/random`, linked in place of those of `wasmtime-wasi`, which they call if they are granted.
+//! Otherwise they end the call.
 
-use super::replace;
 use crate::logs::LogLevel;
 use crate::random::RandomDenied;
 use crate::state::State;
@@ -10,14 +10,9 @@ use wasmtime_wasi::p2::bindings::random::random::Host as P2;
 use wasmtime_wasi::p3::bindings::random::random::Host as P3;
 use wasmtime_wasi::random::WasiRandomView;
 
-/// Links the functions of `wasi:random/random` in place of those of `wasmtime-wasi`, which they call if they are granted.
-pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    replace(linker, &[link_p2, link_p3])
-}
-
 type Store<'a> = StoreContextMut<'a, State>;
 
-fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut random = linker.instance("wasi:random/random@0.2.12")?;
     random.func_wrap("get-random-bytes", |mut store: Store<'_>, (length,)| {
         let state = granted(store.data_mut())?;
@@ -29,7 +24,7 @@ fn link_p2(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     })
 }
 
-fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(super) fn link_p3(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     let mut random = linker.instance("wasi:random/random@0.3.0")?;
     random.func_wrap("get-random-bytes", |mut store: Store<'_>, (length,)| {
         let state = granted(store.data_mut())?;
@@ -51,15 +46,4 @@ fn granted(state: &mut State) -> Result<&mut State, RandomDenied> {
         &format!("the plugin was stopped: {RandomDenied}"),
     );
     Err(RandomDenied)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::test_support::check_wasmtime_links_too;
-
-    #[test]
-    fn wasmtime_links_the_same_functions() {
-        check_wasmtime_links_too(&[link_p2, link_p3]);
-    }
 }

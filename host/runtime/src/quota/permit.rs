@@ -379,7 +379,7 @@ mod tests {
             Err(ReserveError::Permanent(text)) => text,
             other => panic!("20 of 60 are used: {other:?}"),
         };
-        let expected = "tokens-per-request: this needs up to 41 tokens after 20";
+        let expected = "tokens-per-request: this needs up to 41 tokens after 20, but the tenant one may use 60";
         assert!(text.starts_with(expected), "{text}");
         assert_eq!(permit.tokens_left(), Some(40), "of 60 and of 80");
         let mut third = permit.reserve(40).unwrap();

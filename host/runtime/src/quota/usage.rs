@@ -224,14 +224,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const UNLIMITED: QuotaLimits = QuotaLimits {
-        concurrent: None,
-        requests_per_minute: None,
-        tokens_per_request: None,
-        tokens_per_minute: None,
-        tokens_per_day: None,
-    };
-
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -243,26 +235,11 @@ mod tests {
     }
 
     #[test]
-    fn tokens_per_request_include_earlier_reservations() {
-        let limits = QuotaLimits {
-            tokens_per_request: Some(20),
-            ..UNLIMITED
-        };
-        let mut usage = tracking(&limits);
-        assert_eq!(usage.check_tokens(&limits, at(0), 10, 10), Ok(()));
-        let exceeded = usage.check_tokens(&limits, at(0), 11, 10).unwrap_err();
-        assert_eq!(
-            (exceeded.limit, exceeded.allowed, exceeded.wait),
-            (QuotaLimit::TokensPerRequest, 20, None)
-        );
-    }
-
-    #[test]
     fn request_above_limit_has_no_wait() {
         let limits = QuotaLimits {
             tokens_per_minute: Some(10),
             tokens_per_day: Some(1000),
-            ..UNLIMITED
+            ..QuotaLimits::default()
         };
         let mut usage = tracking(&limits);
         let exceeded = usage.check_tokens(&limits, at(0), 0, 11).unwrap_err();
@@ -277,7 +254,7 @@ mod tests {
         let limits = QuotaLimits {
             tokens_per_minute: Some(10),
             tokens_per_day: Some(10),
-            ..UNLIMITED
+            ..QuotaLimits::default()
         };
         let mut usage = tracking(&limits);
         usage.reserve(at(0), 10);
@@ -298,7 +275,7 @@ mod tests {
                 requests_per_minute: Some(requests),
                 tokens_per_minute: Some(minute),
                 tokens_per_day: Some(day),
-                ..UNLIMITED
+                ..QuotaLimits::default()
             };
             let mut usage = tracking(&limits);
             let mut now = Duration::ZERO;
@@ -335,12 +312,12 @@ mod tests {
     fn different_limits_apply_to_one_usage() {
         let few = QuotaLimits {
             requests_per_minute: Some(1),
-            ..UNLIMITED
+            ..QuotaLimits::default()
         };
         let more = QuotaLimits {
             requests_per_minute: Some(2),
             tokens_per_day: Some(5),
-            ..UNLIMITED
+            ..QuotaLimits::default()
         };
         let mut usage = tracking(&few);
         usage.begin_request(at(0));
@@ -350,9 +327,10 @@ mod tests {
         usage.begin_request(at(1));
         assert!(usage.check_request(&more, at(2)).is_err());
         // Windows without a current limit keep counting.
-        usage.track(&UNLIMITED);
+        let unlimited = QuotaLimits::default();
+        usage.track(&unlimited);
         assert!(usage.check_request(&more, at(2)).is_err());
-        assert_eq!(usage.check_request(&UNLIMITED, at(2)), Ok(()));
+        assert_eq!(usage.check_request(&unlimited, at(2)), Ok(()));
         usage.end_request();
         usage.end_request();
         assert_eq!(usage.running(), 0);
