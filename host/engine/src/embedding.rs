@@ -66,9 +66,8 @@ const TENANT_DIVISOR: u64 = 4;
 const QUEUE: usize = 1024;
 /// Default time without requests after which the context is freed.
 const IDLE: Duration = Duration::from_secs(60);
-/// Niceness of the thread and its compute threads: beside a thread of niceness 0 on the same core they
-/// get a quarter of the time, beside one of a server that raised its priority to -5 a tenth. Only on Linux;
-/// elsewhere niceness belongs to the process.
+/// Added niceness of the thread and its compute threads: beside a serving thread on the same core they
+/// get a quarter of the time. Only on Linux; elsewhere niceness belongs to the process.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 5;
 
@@ -397,7 +396,7 @@ fn default_pooling(traits: &EmbeddingTraits, whole: bool) -> Pooling {
 /// Lowers the priority of this thread and of the compute threads it will start.
 pub(crate) fn lower_priority() {
     #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+    if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!(%error, "a thread runs at normal priority");
     }
 }

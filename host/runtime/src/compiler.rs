@@ -15,12 +15,12 @@ use crate::truncate::cause;
 use crate::wasm_engine::{CodeGenerator, SetupError, wasm_engine};
 use corral_isolation::{ChildCounters, ChildError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use rustix::process::setpriority_process;
+use rustix::process::nice;
 use std::io;
 use wasmtime::Engine;
 use wasmtime::component::{Component, Linker};
 
-/// Niceness of the threads: about a tenth of the weight of serving threads, or a 28th if the server raised its priority.
+/// Added niceness of the threads: about a tenth of the weight of serving threads.
 const NICENESS: i32 = 10;
 
 /// The compiler of the process.
@@ -62,8 +62,8 @@ impl Compiler {
         let threads = ThreadPoolBuilder::new()
             .thread_name(|number| format!("corral-compiler-{number}"))
             .start_handler(|_| {
-                // On Linux this sets the thread's own priority. If it fails, the thread keeps its priority.
-                let _ = setpriority_process(None, NICENESS);
+                // On Linux this lowers the thread's own priority. If it fails, the thread keeps its priority.
+                let _ = nice(NICENESS);
             })
             .build()
             .map_err(io::Error::other)?;
