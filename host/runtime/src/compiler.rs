@@ -15,12 +15,13 @@ use crate::truncate::cause;
 use crate::wasm_engine::{CodeGenerator, SetupError, wasm_engine};
 use corral_isolation::{ChildCounters, ChildError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use rustix::process::nice;
 use std::io;
 use wasmtime::Engine;
 use wasmtime::component::{Component, Linker};
 
-/// Added niceness of the threads: about a tenth of the weight of serving threads.
+/// Added niceness of the threads: about a tenth of the weight of serving threads. Only on Linux; elsewhere niceness belongs to
+/// the process.
+#[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
 
 /// The compiler of the process.
@@ -62,8 +63,9 @@ impl Compiler {
         let threads = ThreadPoolBuilder::new()
             .thread_name(|number| format!("corral-compiler-{number}"))
             .start_handler(|_| {
-                // On Linux this lowers the thread's own priority. If it fails, the thread keeps its priority.
-                let _ = nice(NICENESS);
+                // If it fails, the thread keeps its priority.
+                #[cfg(target_os = "linux")]
+                let _ = rustix::process::nice(NICENESS);
             })
             .build()
             .map_err(io::Error::other)?;
