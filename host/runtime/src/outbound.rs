@@ -78,7 +78,7 @@ impl OutboundAccess {
     }
 }
 
-/// Outgoing requests of one call.
+/// Outgoing requests of an instance, for the call that it serves.
 pub(crate) struct Outbound(Arc<CallOutbound>);
 
 struct CallOutbound {
