@@ -2,7 +2,9 @@
 
 use crate::child_pipes::{frame, write_progress};
 use crate::job::JobArgs;
-use rustix::process::{Resource, Rlimit, getppid, getrlimit, setpriority_process, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, getppid, getpriority_process, getrlimit, setpriority_process, setrlimit,
+};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -76,8 +78,10 @@ fn limit(args: &JobArgs) -> io::Result<()> {
         };
         setrlimit(resource, limits)?;
     }
-    // If it fails, the child competes with serving for a moment.
-    let _ = setpriority_process(None, args.niceness.into());
+    // The server's, not that of the thread that started the child. If it fails, the child competes with serving for a moment.
+    let server = i32::try_from(args.parent).ok().and_then(Pid::from_raw);
+    let niceness = getpriority_process(server).unwrap_or(0);
+    let _ = setpriority_process(None, niceness + i32::from(args.niceness));
     #[cfg(target_os = "linux")]
     crate::sandbox::enter(&args.readable, args.writable.as_deref())?;
     Ok(())

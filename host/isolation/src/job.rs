@@ -21,7 +21,7 @@ pub struct JobLimits {
     pub file_size: u64,
     /// Bytes of the handler's output.
     pub output: usize,
-    /// Niceness of the child: 0 is normal priority, 19 uses only CPU time that nothing else needs.
+    /// Added to the server's niceness: with 0 the child competes with serving, with 10 it has a tenth of its weight.
     pub niceness: u8,
 }
 
