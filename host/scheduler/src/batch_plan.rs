@@ -141,7 +141,7 @@ impl Scheduler {
 
     /// How many times as long as its decode rows a step of an adapter may take.
     pub(crate) fn stretch(&self, adapter: AdapterId) -> f64 {
-        let prompts = self.prompts(adapter).into_iter();
+        let prompts = self.prompts(adapter);
         let n_kv = self.kv.cells.n_kv();
         let margin = self.prefill.profile.margin();
         let is_delayed = self.running.delayed_by_long_step().next().is_some();
@@ -151,7 +151,11 @@ impl Scheduler {
             self.running.delayed_by_long_step().chain(all)
         };
         let (costs, now) = (&self.costs, self.planned_at);
-        let need = PrefillNeed::of(prompts, delayed(), costs, n_kv, now, margin);
+        // Most steps have no prompts, which need nothing.
+        let need = match prompts.is_empty() {
+            true => PrefillNeed::default(),
+            false => PrefillNeed::of(prompts.into_iter(), delayed(), costs, n_kv, now, margin),
+        };
         prefill_slowdown::stretch(delayed(), need)
     }
 
