@@ -155,7 +155,7 @@ impl Outbound {
         self.0.open.get() == 0
     }
 
-    /// Begins another call, on behalf of `caller` and in this trace, or a pause between calls, without them.
+    /// Begins another call on behalf of `caller`, in this trace. Between calls there is neither.
     pub(crate) fn begin_call(
         &mut self,
         caller: Option<DeploymentCaller>,
